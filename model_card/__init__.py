@@ -1,0 +1,1 @@
+"""The model card template and its rendered example."""
