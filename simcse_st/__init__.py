@@ -1,0 +1,54 @@
+"""SimCSE sentence embeddings with hard negatives, as a Sentence Transformers plugin.
+
+The public names are imported when they are first used: ``import simcse_st`` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simcse_st.callbacks import STSCallback
+    from simcse_st.collator import SimCSECollator
+    from simcse_st.errors import InputError
+    from simcse_st.loss import SimCSELoss
+    from simcse_st.modeling import build_model
+    from simcse_st.recipe import Recipe, load_recipe
+    from simcse_st.training import TrainResult, train
+
+_HOME = {
+    "InputError": "errors",
+    "Recipe": "recipe",
+    "STSCallback": "callbacks",
+    "SimCSECollator": "collator",
+    "SimCSELoss": "loss",
+    "TrainResult": "training",
+    "build_model": "modeling",
+    "load_recipe": "recipe",
+    "train": "training",
+}
+
+__all__ = [
+    "InputError",
+    "Recipe",
+    "STSCallback",
+    "SimCSECollator",
+    "SimCSELoss",
+    "TrainResult",
+    "build_model",
+    "load_recipe",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("simcse-st")
+    if name not in _HOME:
+        raise AttributeError(f"module 'simcse_st' has no attribute {name!r}")
+    return getattr(import_module(f"simcse_st.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__, "__version__"]

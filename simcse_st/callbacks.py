@@ -1,0 +1,147 @@
+"""Trainer callbacks: graded pairs scored during training with the best weights kept, and the progress bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+
+from simcse_st.errors import RunError
+from simcse_st.modeling import weights_sha256
+
+logger = logging.getLogger(__name__)
+
+Evaluator = Callable[[SentenceTransformer], dict[str, float]]
+
+
+class STSCallback(TrainerCallback):
+    """Scores a model every so many steps and at the end, and keeps the best weights on disk.
+
+    The weights of the best step are saved as a complete model together with their checksum, so that what is left
+    after training can be proven to be what was scored. Works in any ``SentenceTransformerTrainer``.
+
+    Args:
+        evaluator: Gives the metrics of a model, e.g. :class:`~simcse_st.evaluation.STSEvaluator`.
+        best_model: Folder for the best weights; whatever it holds is replaced.
+        eval_steps: Steps between two scores.
+        metric: The metric to maximise; of equal scores the earliest is kept.
+        history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
+
+    Attributes:
+        best_step: The step of the best score, or None before the first.
+        best_metrics: Its metrics.
+        best_sha256: Checksum of its weights, see :func:`~simcse_st.modeling.weights_sha256`.
+        seconds: Time spent here: scoring and saving.
+
+    Example:
+        >>> callback = STSCallback(STSEvaluator(sentences1, sentences2, scores), "best", eval_steps=50)
+        >>> SentenceTransformerTrainer(model, args, train_dataset, loss=loss, callbacks=[callback]).train()
+        >>> best = SentenceTransformer("best")
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        best_model: str | Path,
+        *,
+        eval_steps: int,
+        metric: str = "spearman",
+        history: str | Path | None = None,
+    ) -> None:
+        if eval_steps < 1:
+            raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
+        self.evaluator = evaluator
+        self.best_model = Path(best_model)
+        self.eval_steps = eval_steps
+        self.metric = metric
+        self.history = Path(history) if history else None
+        self.best_step: int | None = None
+        self.best_metrics: dict[str, float] = {}
+        self.best_sha256 = ""
+        self.seconds = 0.0
+        self._due = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Asks for a log entry when a score is due, so that the loss of this step is written before it."""
+        self._due = state.global_step % self.eval_steps == 0 or state.global_step >= state.max_steps
+        if self._due:
+            control.should_log = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: dict[str, float],
+        model: SentenceTransformer,
+        **kwargs: Any,
+    ) -> None:
+        """Writes the loss down, and scores the model if that is due.
+
+        Raises:
+            RunError: The loss is not finite, or the evaluator does not give the metric.
+        """
+        if "loss" not in logs:
+            return
+        if not math.isfinite(logs["loss"]):
+            raise RunError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning rate")
+        self._write({"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]})
+        if self._due:
+            self._due = False
+            begin = time.perf_counter()
+            self._score(model, state, logs["loss"])
+            self.seconds += time.perf_counter() - begin
+
+    def _score(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
+        metrics = self.evaluator(model)
+        if self.metric not in metrics:
+            raise RunError(f"the evaluator gives {', '.join(metrics)}, but not {self.metric!r}")
+        score = metrics[self.metric]
+        better = self.best_step is None or score > self.best_metrics[self.metric]
+        if better:
+            self._save(model)
+            self.best_step, self.best_metrics = state.global_step, metrics
+        self._write({"step": state.global_step, "dev": metrics})
+        logger.info(
+            "step %*d of %d   loss %.4f   dev %.2f%s",
+            len(str(state.max_steps)), state.global_step, state.max_steps, loss, score, "   best so far" if better else "",
+        )  # fmt: skip
+
+    def _save(self, model: SentenceTransformer) -> None:
+        """Replaces the best model as a whole: a crash leaves the old one or the new one."""
+        fresh = self.best_model.with_name(f"{self.best_model.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        model.save_pretrained(str(fresh), create_model_card=False)
+        self.best_sha256 = weights_sha256(model)
+        if self.best_model.exists():
+            shutil.rmtree(self.best_model)
+        fresh.rename(self.best_model)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.history:
+            with self.history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+class LossProgress(ProgressCallback):
+    """Transformers' progress bar, with the current loss beside it instead of a line for every step."""
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Shows the loss of the last step."""
+        logs = kwargs.get("logs") or {}
+        if self.training_bar is not None and "loss" in logs:
+            self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}", refresh=False)

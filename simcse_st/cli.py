@@ -1,0 +1,154 @@
+"""The command line, ``simcse-st``. Imports torch only in the commands that need it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcse_st.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from simcse_st.training import TrainResult
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+
+_debug = False
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"simcse-st {metadata.version('simcse-st')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """SimCSE sentence embeddings with hard negatives: train, measure, publish."""
+    global _debug
+    _debug = debug
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or the path of one of your own (.yaml).")] = (
+        "quickstart"
+    ),
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="MODEL", help="Hub id or folder to start from (model.base).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="FILE_OR_DATASET", help="What to train on (data.train).")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. loss.temperature=0.1."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="The run folder; by default runs/NAME.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")] = False,
+) -> None:
+    """Train a model. Without a recipe: the quickstart, which needs no network."""
+    from simcse_st.recipe import load_recipe
+
+    chosen = load_recipe(recipe, overrides or ())
+    # Not through --set, which would read a file name such as `1.0` or `{x}` as YAML.
+    if base is not None:
+        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update=_another_base(base))})
+    if data is not None:
+        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"train": data})})
+    _quiet_libraries()
+
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    import simcse_st.training
+
+    with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
+        result = simcse_st.training.train(chosen, output, overwrite=overwrite)
+    _print_result(result)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that ship with the package."""
+    from simcse_st.recipe import shipped_recipes
+
+    listed = shipped_recipes()
+    width = max(map(len, listed))
+    for name, description in listed.items():
+        print(f"{name:<{width}}  {description}")
+
+
+def main() -> None:
+    """Runs the command line; ends the process with 0, 1 (a run failed), 2 (unusable input) or 130 (interrupted)."""
+    try:
+        code = app(standalone_mode=False)
+    except (typer.TyperException, InputError) as error:
+        code = _fail(error, 2)
+    except RunError as error:
+        code = _fail(error, 1)
+    except KeyboardInterrupt:
+        print("simcse-st: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _fail(error: Exception, code: int) -> int:
+    if _debug:
+        import traceback
+
+        traceback.print_exception(error)
+    message = getattr(error, "format_message", error.__str__)()
+    print(f"simcse-st: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _another_base(base: str) -> dict[str, str | None]:
+    """What ``--base`` changes: a checksum or revision of the recipe's own base says nothing about another."""
+    return {"base": base, "sha256": None, "revision": None}
+
+
+def _quiet_libraries() -> None:
+    """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
+    logger = logging.getLogger("simcse_st")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def _print_result(result: TrainResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    scores = result.results
+    table = Table(title=f"Spearman x100, weights of step {scores['best_step']} of {scores['total_steps']}")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    for split in ("dev", "test"):
+        before, after = scores["base"][split], scores[split]["spearman"]
+        label = f"{split} ({scores[split]['pairs']:,} pairs)"
+        table.add_row(label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+    Console().print(table)
+    print(
+        f"{scores['train_seconds']:.0f} s of training, {scores['sentences_per_second']:.0f} sentences/s\n"
+        f"model: {result.folder / 'model'}"
+    )

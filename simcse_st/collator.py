@@ -1,0 +1,137 @@
+"""Rows of a batch -> one flat, length-sorted batch of the sentences that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from torch import Tensor
+
+ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
+
+# The trainer gathers all tensors whose key begins so into one feature dict.
+_PREFIX = "sentence_"
+
+
+@dataclass
+class SimCSECollator(SentenceTransformerDataCollator):
+    """Turns rows with any number of hard negatives, none included, into one batch for :class:`SimCSELoss`.
+
+    Every sentence of the batch stands in one flat list, longest first, so that the loss can encode it in chunks that
+    hardly need padding. Two tensors tell what each sentence is; they travel with it through the trainer:
+
+    - ``row``: the row it belongs to, shape ``(sentences,)``.
+    - ``role``: 0 anchor, 1 positive, 2 hard negative, shape ``(sentences,)``.
+
+    A hard negative that is null, ``""`` or absent is not in the batch at all: it is neither tokenised nor encoded.
+
+    Columns are taken by name where there are ``anchor`` and ``positive`` (with ``negative``, ``negative_1``, ...),
+    otherwise by position as everywhere in Sentence Transformers: anchor, positive, negatives. A negative column holds
+    strings or lists of strings. Label columns are left out.
+
+    Args:
+        preprocess_fn: ``model.preprocess``.
+        max_length: Tokens a sentence may have in training; by default the model's own limit.
+
+    Example:
+        >>> trainer = SentenceTransformerTrainer(
+        ...     model, args, train_dataset,
+        ...     loss=SimCSELoss(model),
+        ...     data_collator=SimCSECollator(model.preprocess, max_length=32),
+        ... )
+    """
+
+    def __post_init__(self) -> None:
+        if self.router_mapping:
+            raise ValueError("SimCSECollator does not support router_mapping: all sentences take one route")
+        if self.prompts and not isinstance(self.prompts, str):
+            raise ValueError("SimCSECollator takes one prompt for all sentences, not a mapping of columns to prompts")
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collates one batch.
+
+        Args:
+            features: Rows, as the dataset holds them.
+
+        Returns:
+            ``sentence_input_ids`` and its companions, shape ``(sentences, longest)``, with ``sentence_row`` and
+            ``sentence_role``.
+
+        Raises:
+            ValueError: A column that is not text, or an anchor, positive or hard negative that is blank.
+        """
+        if not features:
+            return {}
+        anchor, positive, *negatives = text_columns(features[0], self.valid_label_columns)
+        texts: list[str] = []
+        rows: list[int] = []
+        roles: list[int] = []
+        for index, row in enumerate(features):
+            sentences = [
+                (required_text(row.get(anchor), anchor, index), ANCHOR),
+                (required_text(row.get(positive), positive, index), POSITIVE),
+                *((text, NEGATIVE) for column in negatives for text in present_texts(row.get(column), column, index)),
+            ]
+            for text, role in sentences:
+                texts.append(text)
+                rows.append(index)
+                roles.append(role)
+
+        limit = {} if self.max_length is None else {"max_length": self.max_length}
+        tokens = dict(self.preprocess_fn(texts, prompt=self.prompts or None, **limit))
+        tokens["row"], tokens["role"] = torch.tensor(rows), torch.tensor(roles)
+        batch = {f"{_PREFIX}{key}": value for key, value in _longest_first(tokens).items()}
+        if "dataset_name" in features[0]:
+            batch["dataset_name"] = features[0]["dataset_name"]
+        return batch
+
+
+def text_columns(row: dict[str, Any], label_columns: Iterable[str] = ()) -> list[str]:
+    """The columns of a row in the order anchor, positive, hard negatives.
+
+    Raises:
+        ValueError: Fewer than two text columns, or names beside ``anchor`` and ``positive`` that mean nothing here.
+    """
+    columns = [name for name in row if name not in label_columns and name != "dataset_name"]
+    if {"anchor", "positive"} <= set(columns):
+        negatives = [name for name in columns if re.fullmatch(r"negative(_\d+)?", name)]
+        unknown = set(columns) - {"anchor", "positive", *negatives}
+        if unknown:
+            raise ValueError(f"columns {sorted(unknown)} are no anchor, positive or negative: remove or rename them")
+        return ["anchor", "positive", *negatives]
+    if len(columns) < 2:
+        raise ValueError(f"a row needs an anchor and a positive, but its text columns are {columns}")
+    return columns
+
+
+def required_text(value: Any, column: str, row: int) -> str:
+    """An anchor or positive, which must be there."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"row {row} of the batch: {column!r} must be a sentence, not {value!r}")
+    return value
+
+
+def present_texts(value: Any, column: str, row: int) -> list[str]:
+    """The hard negatives in one cell: a string, a list of strings, or nothing (null or ``""``)."""
+    cell: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    return [required_text(text, column, row) for text in cell if text is not None and text != ""]
+
+
+def _longest_first(tokens: dict[str, Any]) -> dict[str, Any]:
+    """Sorts a padded batch by its sentences' lengths in tokens.
+
+    Longest first, so that a batch which does not fit into memory fails in its first chunk. A batch that the model has
+    flattened (no padding, hence nothing to gain) has no attention mask and stays as it is.
+    """
+    mask = tokens.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return tokens
+    order = mask.sum(dim=1).argsort(descending=True, stable=True)
+    return {
+        key: value[order] if isinstance(value, Tensor) and value.ndim and len(value) == len(order) else value
+        for key, value in tokens.items()
+    }

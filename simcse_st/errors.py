@@ -1,0 +1,35 @@
+"""The two errors that users see as one line: input that cannot be used, and a run that cannot end well."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Input that cannot be used, described in one line.
+
+    The message says what was found, where (``file:line`` or the recipe key) and what would be right. The command line
+    prints it without a traceback and exits with code 2. Anything else that is raised is a fault of the program.
+    """
+
+
+class RunError(RuntimeError):
+    """A run that began and cannot end well, described in one line; the command line exits with code 1."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Names the alternatives to a name that is not known, closest first.
+
+    Args:
+        name: What the user wrote.
+        known: What would have been accepted.
+
+    Returns:
+        ``"did you mean 'a' or 'b'?"`` when something is close, else ``"known: 'a', 'b', ..."``.
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
+    return "known: " + ", ".join(repr(candidate) for candidate in known)
