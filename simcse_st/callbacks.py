@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from simcse_st.errors import RunError
+from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.modeling import weights_sha256
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class STSCallback(TrainerCallback):
         history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
 
     Attributes:
+        base_metrics: The metrics before training.
         best_step: The step of the best score, or None before the first.
         best_metrics: Its metrics.
         best_sha256: Checksum of its weights, see :func:`~simcse_st.modeling.weights_sha256`.
@@ -64,35 +65,42 @@ class STSCallback(TrainerCallback):
         self.eval_steps = eval_steps
         self.metric = metric
         self.history = Path(history) if history else None
+        self.base_metrics: dict[str, float] = {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
         self.best_sha256 = ""
         self.seconds = 0.0
         self._due = False
 
-    def on_step_end(
+    def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Scores the untrained model: what to compare with, and proof that the metric exists before hours are spent.
+
+        Raises:
+            InputError: The evaluator does not give the metric.
+        """
+        begin = time.perf_counter()
+        self.base_metrics = self.evaluator(kwargs["model"])
+        if self.metric not in self.base_metrics:
+            raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
+        self._write({"step": 0, "dev": self.base_metrics})
+        logger.info("before training   dev %.2f", self.base_metrics[self.metric])
+        self.seconds += time.perf_counter() - begin
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Asks for a log entry when a score is due, so that the loss of this step is written before it."""
         self._due = state.global_step % self.eval_steps == 0 or state.global_step >= state.max_steps
         if self._due:
             control.should_log = True
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        logs: dict[str, float],
-        model: SentenceTransformer,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Writes the loss down, and scores the model if that is due.
 
         Raises:
-            RunError: The loss is not finite, or the evaluator does not give the metric.
+            RunError: The loss or the score is not finite.
         """
+        logs = kwargs["logs"]
         if "loss" not in logs:
             return
         if not math.isfinite(logs["loss"]):
@@ -101,26 +109,31 @@ class STSCallback(TrainerCallback):
         if self._due:
             self._due = False
             begin = time.perf_counter()
-            self._score(model, state, logs["loss"])
+            self._keep_if_best(kwargs["model"], state, logs["loss"])
             self.seconds += time.perf_counter() - begin
 
-    def _score(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
-        metrics = self.evaluator(model)
-        if self.metric not in metrics:
-            raise RunError(f"the evaluator gives {', '.join(metrics)}, but not {self.metric!r}")
+    def _keep_if_best(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
+        metrics = self._score(model, state.global_step)
         score = metrics[self.metric]
         better = self.best_step is None or score > self.best_metrics[self.metric]
         if better:
             self._save(model)
             self.best_step, self.best_metrics = state.global_step, metrics
-        self._write({"step": state.global_step, "dev": metrics})
         logger.info(
             "step %*d of %d   loss %.4f   dev %.2f%s",
-            len(str(state.max_steps)), state.global_step, state.max_steps, loss, score, "   best so far" if better else "",
+            len(str(state.max_steps)), state.global_step, state.max_steps, loss, score,
+            "   best so far" if better else "",
         )  # fmt: skip
 
+    def _score(self, model: SentenceTransformer, step: int) -> dict[str, float]:
+        metrics = self.evaluator(model)
+        if not math.isfinite(metrics[self.metric]):
+            raise RunError(f"{self.metric} is {metrics[self.metric]} at step {step}: are all embeddings the same?")
+        self._write({"step": step, "dev": metrics})
+        return metrics
+
     def _save(self, model: SentenceTransformer) -> None:
-        """Replaces the best model as a whole: a crash leaves the old one or the new one."""
+        # Written beside the old one first: a full disk must not cost the best weights so far.
         fresh = self.best_model.with_name(f"{self.best_model.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         model.save_pretrained(str(fresh), create_model_card=False)
@@ -139,9 +152,13 @@ class LossProgress(ProgressCallback):
     """Transformers' progress bar, with the current loss beside it instead of a line for every step."""
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Shows the loss of the last step."""
-        logs = kwargs.get("logs") or {}
-        if self.training_bar is not None and "loss" in logs:
+        if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}", refresh=False)

@@ -54,7 +54,7 @@ class STSEvaluator(BaseEvaluator):
         self.name = name
         self.primary_metric = f"{name}_spearman" if name else "spearman"
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as all of its evaluators: of one kind of model
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Scores a model.

@@ -23,7 +23,9 @@ PACKAGE_SCHEME = "package:"
 class _Section(BaseModel):
     """Strict and frozen: an unknown key or another type is an error, and nothing changes after loading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class HubDataset(_Section):
@@ -209,14 +211,16 @@ def resolve(reference: str) -> str:
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's scalars (PyYAML reads 1.1: ``5e-5`` as text, ``no`` as false), and no key twice."""
 
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers = {}  # noqa: RUF012  (the base class declares it so)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -328,6 +332,13 @@ def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true/false", int: "the number", float: "the number", str: "the text", dict: "a mapping", list: "a list"}
+    names = {
+        bool: "true/false",
+        int: "the number",
+        float: "the number",
+        str: "the text",
+        dict: "a mapping",
+        list: "a list",
+    }
     name = names.get(type(value), "nothing" if value is None else type(value).__name__)
     return name if isinstance(value, (dict, list)) or value is None else f"{name} {value!r}"

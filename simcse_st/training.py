@@ -28,7 +28,16 @@ from simcse_st.recipe import HubDataset, Recipe, resolve
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = ("simcse-st", "sentence-transformers", "transformers", "torch", "datasets", "huggingface_hub", "scipy", "numpy")
+_PACKAGES = (
+    "simcse-st",
+    "sentence-transformers",
+    "transformers",
+    "torch",
+    "datasets",
+    "huggingface_hub",
+    "scipy",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)
@@ -88,13 +97,11 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
 
     dev = STSEvaluator(inputs.dev.sentences1, inputs.dev.sentences2, inputs.dev.scores)
     test = STSEvaluator(inputs.test.sentences1, inputs.test.sentences2, inputs.test.scores)
-    base = {"dev": dev(inputs.model)["spearman"], "test": test(inputs.model)["spearman"]}
-    logger.info("before   dev %.2f, test %.2f", base["dev"], base["test"])
-
     best = STSCallback(
         dev, folder / "checkpoints" / "best", eval_steps=recipe.training.eval_steps, history=folder / "history.jsonl"
     )
     loss = SimCSELoss(inputs.model, **recipe.loss.model_dump())
+    base_test = test(inputs.model)["spearman"]
     begin = time.perf_counter()
     total_steps = _fit(recipe, inputs, loss, best, folder / "checkpoints")
     seconds = time.perf_counter() - begin - best.seconds
@@ -104,7 +111,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "recipe": recipe.name,
         "best_step": best.best_step,
         "total_steps": total_steps,
-        "base": base,
+        "base": {"dev": best.base_metrics["spearman"], "test": base_test},
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
         "test": {**test(model), "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
@@ -163,8 +170,8 @@ def _load(recipe: Recipe) -> _Inputs:
         base, pooling=recipe.model.pooling, max_length=recipe.model.max_length, revision=recipe.model.revision
     )
     limit = recipe.training.max_length
-    if limit > model.max_seq_length:
-        raise InputError(f"training.max_length is {limit}, but the model takes {model.max_seq_length} tokens at most")
+    if limit > (longest := model.max_seq_length or limit):
+        raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     manifest = {
         "train": {**pairs.facts, "truncation": truncation(model.tokenizer, pairs.texts, limit)},
         "dev": dev.facts,
@@ -226,7 +233,7 @@ def _state(recipe: Recipe, inputs: _Inputs) -> None:
 def _fit(recipe: Recipe, inputs: _Inputs, loss: SimCSELoss, best: STSCallback, checkpoints: Path) -> int:
     """Trains; returns the number of steps."""
     settings = recipe.training
-    schedule = settings.schedule
+    schedule: str = settings.schedule
     if schedule == "constant" and settings.warmup_steps:
         schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
     args = SentenceTransformerTrainingArguments(

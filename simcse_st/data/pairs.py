@@ -222,7 +222,9 @@ def _negatives(row: Row, column: str) -> Iterator[str]:
         if text is None or text == "":
             continue
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{row.where}: {column} is {excerpt(text)}, but must be a sentence, or null where there is none")
+            raise InputError(
+                f"{row.where}: {column} is {excerpt(text)}, but must be a sentence, or null where there is none"
+            )
         yield text
 
 
@@ -232,4 +234,3 @@ def _sample(kept: list[Any], source: Source, rows: int | None, seed: int) -> lis
     if rows > len(kept):
         raise InputError(f"data.sample.rows is {rows}, but {source.name} has {len(kept)} usable rows")
     return [kept[index] for index in sorted(random.Random(seed).sample(range(len(kept)), rows))]
-

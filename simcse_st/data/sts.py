@@ -38,7 +38,9 @@ def load_graded_pairs(source: Source) -> GradedPairs:
     Raises:
         InputError: A row that cannot be used, with its place; or scores that are all the same.
     """
-    sentences1, sentences2, scores = [], [], []
+    sentences1: list[str] = []
+    sentences2: list[str] = []
+    scores: list[float] = []
     for row in source.rows(csv_columns=_COLUMNS):
         if not scores and [row.cells.get(name) for name in _COLUMNS] == _COLUMNS:
             continue  # the header of a CSV

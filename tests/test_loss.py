@@ -1,0 +1,230 @@
+"""The loss against sums written out by hand, against the stock loss, and what must not change it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from torch import Tensor
+
+from simcse_st import SimCSECollator, SimCSELoss
+
+from helpers import sentences
+
+COUNTS = {
+    "pairs only": [0, 0, 0, 0, 0],
+    "one negative each": [1, 1, 1, 1, 1],
+    "some without": [1, 0, 1, 0, 0],
+    "zero to three": [3, 0, 2, 1, 0],
+}
+
+
+def by_hand(anchors: Tensor, positives: Tensor, negatives: list[list[Tensor]], temperature: float, alpha: float) -> Tensor:
+    """The formula, term by term: a row's own negatives count alpha times, all other columns once."""
+
+    def term(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp((a @ b) / (a.norm() * b.norm()) / temperature)
+
+    losses = []
+    for i, anchor in enumerate(anchors):
+        denominator = sum(term(anchor, positive) for positive in positives)
+        for owner, row in enumerate(negatives):
+            for negative in row:
+                denominator = denominator + (alpha if owner == i else 1.0) * term(anchor, negative)
+        losses.append(-torch.log(term(anchor, positives[i]) / denominator))
+    return sum(losses) / len(losses)  # type: ignore[return-value]
+
+
+def collect(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """What the trainer makes of a collated batch: one feature dict for each prefix of ``*_input_ids``."""
+    prefixes = [key.removesuffix("input_ids") for key in batch if key.endswith("_input_ids")]
+    return [{k.removeprefix(prefix): v for k, v in batch.items() if k.startswith(prefix)} for prefix in prefixes]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def loss_and_gradients(loss: torch.nn.Module, features: list[dict[str, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    loss.zero_grad()
+    value = loss([dict(feature) for feature in features], None)
+    value.backward()
+    return value.item(), gradients(loss)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+def test_value_and_gradients_are_those_of_the_formula(counts: list[int], alpha: float, tiny_model: SentenceTransformer):
+    generator = torch.Generator().manual_seed(sum(counts))
+    draw = lambda rows: torch.randn(rows, 7, dtype=torch.float64, generator=generator)  # noqa: E731
+    anchors, positives, negatives = (draw(n).requires_grad_() for n in (5, 5, sum(counts)))
+    owners = torch.tensor([row for row, count in enumerate(counts) for _ in range(count)], dtype=torch.long)
+    leaves = [anchors, positives, negatives]
+
+    loss = SimCSELoss(tiny_model, temperature=0.3, hard_negative_weight=alpha)
+    ours = loss.compute_loss_from_embeddings(anchors, positives, negatives, owners)
+    expected = by_hand(anchors, positives, [list(part) for part in negatives.split(counts)], 0.3, alpha)
+
+    assert ours.item() == pytest.approx(expected.item(), abs=1e-12)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours, leaves, allow_unused=True),
+        torch.autograd.grad(expected, leaves, allow_unused=True),
+        strict=True,
+    ):
+        if theirs is None:  # no hard negative at all: nothing to differentiate
+            assert mine is None or not mine.numel()
+        else:
+            torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
+
+
+def test_order_of_negatives_does_not_matter(tiny_model: SentenceTransformer):
+    generator = torch.Generator().manual_seed(3)
+    anchors, positives, negatives = (torch.randn(4, 5, generator=generator) for _ in range(3))
+    owners = torch.tensor([0, 0, 2, 3])
+    loss = SimCSELoss(tiny_model, hard_negative_weight=3.0)
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(
+        loss.compute_loss_from_embeddings(anchors, positives, negatives, owners),
+        loss.compute_loss_from_embeddings(anchors, positives, negatives[order], owners[order]),
+    )
+
+
+def test_weight_two_is_the_own_negative_counted_twice(tiny_model: SentenceTransformer):
+    generator = torch.Generator().manual_seed(4)
+    anchor, positive, negative = torch.randn(3, 1, 6, dtype=torch.float64, generator=generator)
+    twice = SimCSELoss(tiny_model).compute_loss_from_embeddings(
+        anchor, positive, torch.cat([negative, negative]), torch.tensor([0, 0])
+    )
+    weighted = SimCSELoss(tiny_model, hard_negative_weight=2.0).compute_loss_from_embeddings(
+        anchor, positive, negative, torch.tensor([0])
+    )
+    assert weighted.item() == pytest.approx(twice.item(), abs=1e-12)
+
+
+def test_closed_forms(tiny_model: SentenceTransformer):
+    loss = SimCSELoss(tiny_model, temperature=0.05)
+    same = torch.ones(4, 8)
+    owners = torch.tensor([0, 1])
+    # All alike: every one of the 4 + 2 columns is as likely as the positive.
+    assert loss.compute_loss_from_embeddings(same, same, same[:2], owners).item() == pytest.approx(math.log(6), abs=1e-6)
+    # Orthogonal rows: the positive has logit 20, the five others 0.
+    axes = torch.eye(8)
+    value = loss.compute_loss_from_embeddings(axes[:4], axes[:4], axes[4:6], owners)
+    assert value.item() == pytest.approx(math.log1p(5 * math.exp(-20)), abs=1e-7)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5])
+@pytest.mark.parametrize("collator", [SentenceTransformerDataCollator, SimCSECollator])
+def test_rectangular_data_is_the_stock_loss(columns: int, collator: type, tiny_model: SentenceTransformer):
+    texts = sentences(8 * columns)
+    names = ["anchor", "positive", "negative", "negative_1", "negative_2"][:columns]
+    rows = [dict(zip(names, texts[i::8], strict=True)) for i in range(8)]
+    stock = collect(SentenceTransformerDataCollator(tiny_model.preprocess)(rows))
+    # The trainer's prefixes make `negative_` swallow `negative_1_...` too; the flat batch has no such neighbours.
+    ours = collect(collator(tiny_model.preprocess)(rows))
+
+    expected, expected_gradients = loss_and_gradients(MultipleNegativesRankingLoss(tiny_model, scale=20.0), stock)
+    value, found = loss_and_gradients(SimCSELoss(tiny_model, temperature=0.05), ours)
+
+    assert value == pytest.approx(expected, abs=1e-6)
+    assert found.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("missing", [None, "", [], [None, ""], "absent"])
+def test_what_stands_for_a_missing_negative_changes_nothing(missing: object, tiny_model: SentenceTransformer):
+    texts = sentences(10)
+    rows = [{"anchor": texts[2 * i], "positive": texts[2 * i + 1], "negative": None} for i in range(4)]
+    rows[1]["negative"] = texts[8]
+    expected = SimCSECollator(tiny_model.preprocess)(rows)
+    assert len(expected["sentence_input_ids"]) == 9
+
+    for index in (0, 2, 3):
+        rows[index]["negative"] = missing  # type: ignore[assignment]
+        if missing == "absent":
+            del rows[index]["negative"]
+    rows.sort(key=lambda row: "negative" not in row)  # the first row is the one whose columns are looked at
+    batch = SimCSECollator(tiny_model.preprocess)([{"anchor": r["anchor"], "positive": r["positive"], **r} for r in rows])
+
+    loss = SimCSELoss(tiny_model)
+    assert len(batch["sentence_input_ids"]) == 9
+    assert loss(collect(batch)).item() == pytest.approx(loss(collect(expected)).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 7, None, 1000])
+def test_chunks_do_not_change_loss_or_gradients(chunk_size: int | None, tiny_model: SentenceTransformer):
+    texts = sentences(30)
+    rows = [{"anchor": texts[i], "positive": texts[i + 10], "negative": [texts[i + 20]] * (i % 3)} for i in range(10)]
+    features = collect(SimCSECollator(tiny_model.preprocess)(rows))
+    expected, expected_gradients = loss_and_gradients(SimCSELoss(tiny_model, chunk_size=40), features)
+    value, found = loss_and_gradients(SimCSELoss(tiny_model, chunk_size=chunk_size), features)
+    assert value == pytest.approx(expected, abs=1e-6)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_half_precision_is_computed_in_float32(tiny_model: SentenceTransformer):
+    generator = torch.Generator().manual_seed(5)
+    anchors, positives = (torch.randn(64, 16, generator=generator).bfloat16() for _ in range(2))
+    loss = SimCSELoss(tiny_model, temperature=0.05)
+    expected = loss.compute_loss_from_embeddings(anchors.float(), positives.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss.compute_loss_from_embeddings(anchors, positives)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_matryoshka_sums_the_loss_of_each_dimension(tiny_model: SentenceTransformer):
+    texts = sentences(24)
+    rows = [{"anchor": texts[i], "positive": texts[i + 8], "negative": texts[i + 16]} for i in range(8)]
+    features = collect(SimCSECollator(tiny_model.preprocess)(rows))
+    loss = SimCSELoss(tiny_model, chunk_size=5)
+    value = MatryoshkaLoss(tiny_model, loss, matryoshka_dims=[32, 8])([dict(f) for f in features], None).item()
+
+    vectors = torch.cat([tiny_model.encode(texts[begin : begin + 8], convert_to_tensor=True) for begin in (0, 8, 16)])
+    expected = sum(
+        loss.compute_loss_from_embeddings(*vectors[:, :dim].split(8), torch.arange(8)).item() for dim in (32, 8)
+    )
+    assert value == pytest.approx(expected, abs=1e-5)
+
+
+def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
+    loss = SimCSELoss(tiny_model)
+    loss.compute_loss_from_embeddings(torch.randn(4, 3), torch.randn(4, 3))
+    loss.compute_loss_from_embeddings(torch.randn(6, 3), torch.randn(6, 3), torch.randn(5, 3), torch.zeros(5).long())
+    with torch.no_grad():
+        loss.compute_loss_from_embeddings(torch.randn(9, 3), torch.randn(9, 3))
+    assert loss.seen.summary() == {
+        "batches": 2,
+        "sentences": 8 + 17,
+        "anchors": 10,
+        "negatives": 4 * 3 + 6 * 10,
+        "fewest_negatives": 3,
+        "most_negatives": 10,
+        "mean_negatives": 7.2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": 0}, "temperature must be a positive number, not 0"),
+        ({"temperature": math.nan}, "temperature must be a positive number, not nan"),
+        ({"hard_negative_weight": -1.0}, "hard_negative_weight must be a positive number"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+    ],
+)
+def test_arguments_without_meaning_are_refused(arguments: dict, message: str, tiny_model: SentenceTransformer):
+    with pytest.raises(ValueError, match=message):
+        SimCSELoss(tiny_model, **arguments)
+
+
+def test_one_column_is_refused(tiny_model: SentenceTransformer):
+    features = tiny_model.preprocess(["a single column", "of two rows"])
+    with pytest.raises(ValueError, match="anchors and positives"):
+        SimCSELoss(tiny_model)([features])
