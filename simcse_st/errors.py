@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         ``"did you mean 'a' or 'b'?"`` when something is close, else ``"known: 'a', 'b', ..."``.
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
     if close:
         return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
     return "known: " + ", ".join(repr(candidate) for candidate in known)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import torch
+from huggingface_hub import is_offline_mode
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
@@ -39,17 +40,20 @@ def build_model(
     Raises:
         InputError: There is no such base, it is out of reach, or it holds no encoder.
     """
+    path = _encoder_path(base)
     try:
         transformer = Transformer(
-            _encoder_path(base),
+            path,
             model_kwargs={"dtype": torch.float32, "revision": revision},
             processor_kwargs={"revision": revision},
             config_kwargs={"revision": revision},
         )
     except (OSError, ValueError) as error:
         # transformers raises these, with a paragraph of advice, for all that can be wrong with a name or a folder.
+        place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
+        offline = " (offline: HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
         reason = " ".join(str(error).split())
-        raise InputError(f"model.base: cannot load an encoder from {str(base)!r}: {reason}") from error
+        raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {reason}") from error
     limit = transformer.max_seq_length
     transformer.max_seq_length = min(max_length, limit) if limit else max_length
     dimension = transformer.get_embedding_dimension()

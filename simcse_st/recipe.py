@@ -292,7 +292,9 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
     path = [str(part) for part in first["loc"] if part not in ("str", "HubDataset")]
     key = ".".join(path)
-    place = next((source for name, source in origin.items() if name == key or name.startswith(f"{key}.")), where)
+    # Where the key itself was written, or else the section that it stands in.
+    above = [name for name in origin if f"{key}.".startswith(f"{name}.")]
+    place = origin[max(above, key=len)] if above else where
     if first["type"] == "extra_forbidden":
         leaf = path[-1]
         same_leaf = [known for known in _all_keys(Recipe) if known.split(".")[-1] == leaf]

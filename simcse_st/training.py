@@ -250,6 +250,7 @@ def _fit(recipe: Recipe, inputs: _Inputs, loss: SimCSELoss, best: STSCallback, c
         bf16=inputs.precision == "bf16",
         seed=recipe.seed,
         dataloader_drop_last=True,
+        dataloader_pin_memory=inputs.model.device.type == "cuda",
         # Every step's own loss, and the true one: by default a NaN is replaced by the mean of the losses before it.
         logging_steps=1,
         logging_nan_inf_filter=False,

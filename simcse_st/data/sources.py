@@ -80,15 +80,17 @@ class Source:
 
     def _hub_rows(self) -> Iterator[Row]:
         import datasets  # seconds to import, and files do not need it
+        from huggingface_hub import is_offline_mode
 
         label = f"{self.name}[{self.split}]"
         try:
             rows = datasets.load_dataset(self.name, self.config, split=self.split, revision=self.revision)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             # The libraries raise these for all of: no such data set, config or split; no access; no network.
+            offline = " (offline: HF_HUB_OFFLINE is set; give a file instead)" if is_offline_mode() else ""
             reason = " ".join(str(error).split())
             raise InputError(
-                f"{label}: no file of this name, and it cannot be loaded from the Hugging Face Hub: {reason}"
+                f"{label}: cannot be loaded from the Hugging Face Hub, and no such file is here{offline}: {reason}"
             ) from error
         # Class labels are read by their names: not every data set numbers them as SNLI does.
         classes = {name: kind for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)}

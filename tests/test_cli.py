@@ -1,0 +1,108 @@
+"""The command line: answers at once, one line for what is wrong, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simcse_st import cli
+
+TORCH_FREE = """
+import sys
+from simcse_st import cli
+sys.argv = {argv!r}
+try:
+    cli.main()
+finally:
+    heavy = {{"torch", "transformers", "sentence_transformers", "datasets"}} & set(sys.modules)
+    assert not heavy, heavy
+"""
+
+
+def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["simcse-st", *argv])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["recipes"], 0),
+        (["train", "--help"], 0),
+        (["train", "no-such-recipe"], 2),
+        (["train", "--set", "loss.temprature=1"], 2),
+        (["train", "--ovewrite"], 2),
+        (["trian"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_help_and_bad_arguments_do_not_import_torch(argv: list[str], code: int):
+    program = TORCH_FREE.format(argv=["simcse-st", *argv])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "AssertionError" not in done.stderr
+    assert done.returncode == code
+    if code:
+        assert done.stdout == ""
+        assert done.stderr.startswith("simcse-st: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_importing_the_package_does_not_import_torch():
+    program = "import sys, simcse_st; assert simcse_st.__version__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    assert run(["recipes"], monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["quickstart", "snli-sup", "snli-sup-no-hard-negatives"]
+    assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "snli"], "no recipe 'snli': known: 'quickstart', 'snli-sup'"),
+        (["train", "my.yaml"], "my.yaml: cannot read this recipe: No such file or directory"),
+        (["train", "--data", "none.jsonl"], "none.jsonl: no such file"),
+        (["train", "--data", "empty.jsonl"], "empty.jsonl: there is no row in it"),
+        (["train", "--data", "csv.jsonl"], "csv.jsonl:1: not a JSON object"),
+        (["train", "--data", "label.jsonl"], "label.jsonl:1: label is 3, but must be entailment, neutral or contradiction"),
+        (["train", "--data", "one.jsonl"], "data.train: 1 pairs are fewer than one batch of 32"),
+        (["train", "--base", "./nowhere"], "model.base: there is no folder './nowhere'"),
+        (["train", "--base", "nobody/nothing"], "model.base: 'nobody/nothing' cannot be loaded from the Hugging Face Hub"),
+        (["train", "--set", "training.epochs=x"], "--set: training.epochs: should be a valid integer, not the text 'x'"),
+        (["train", "--set", "training.precision=fp16"], "training.precision is fp16, which needs a GPU"),
+        (["train", "--output", "mine"], "mine exists already"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_unusable_input_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").touch()
+    Path("csv.jsonl").write_text("premise,hypothesis,label\na,b,0\n")
+    Path("label.jsonl").write_text('{"premise": "a", "hypothesis": "b", "label": 3}\n')
+    Path("one.jsonl").write_text('{"premise": "a", "hypothesis": "b", "label": "entailment"}\n')
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").touch()
+
+    assert run(argv, monkeypatch) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"simcse-st: {message}")
+    assert captured.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    assert run(["--debug", "train", "none.yaml"], monkeypatch) == 2
+    assert "Traceback" in capsys.readouterr().err

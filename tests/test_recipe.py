@@ -1,0 +1,137 @@
+"""Recipes: read as written, refused with the key that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from simcse_st import InputError, Recipe, load_recipe
+from simcse_st.recipe import resolve, shipped_recipes
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_loads_and_survives_a_round_trip(name: str, tmp_path: Path):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+    path = tmp_path / "again.yaml"
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    assert load_recipe(path) == recipe
+
+
+def test_the_supervised_recipe_is_that_of_the_published_run():
+    recipe = load_recipe("snli-sup")
+    training = recipe.training
+    assert (recipe.model.base, recipe.model.pooling, recipe.model.max_length) == ("bert-base-uncased", "cls", 512)
+    assert (recipe.loss.temperature, recipe.loss.hard_negative_weight, recipe.seed) == (0.05, 1.0, 42)
+    assert (training.batch_size, training.learning_rate, training.epochs, training.max_length) == (128, 5e-5, 3, 32)
+    assert (training.schedule, training.warmup_steps, training.weight_decay) == ("linear", 0, 0.0)
+    assert (training.max_grad_norm, training.eval_steps) == (None, 50)
+
+
+def test_an_ablation_differs_in_its_one_key():
+    full, ablation = (load_recipe(name).model_dump() for name in ("snli-sup", "snli-sup-no-hard-negatives"))
+    assert full["data"].pop("hard_negatives") is True
+    assert ablation["data"].pop("hard_negatives") is False
+    for recipe in (full, ablation):
+        del recipe["name"], recipe["description"]
+    assert full == ablation
+
+
+def test_overrides_are_read_as_yaml():
+    recipe = load_recipe(
+        "snli-sup", ["training.learning_rate=3e-5", "data.sample=null", "data.train={dataset: a/b, split: c}", "name=x"]
+    )
+    assert recipe.training.learning_rate == 3e-5
+    assert recipe.data.sample is None
+    assert (recipe.data.train.dataset, recipe.data.train.split) == ("a/b", "c")
+    assert recipe.name == "x"
+
+
+def test_a_recipe_does_not_change():
+    with pytest.raises(ValidationError):
+        load_recipe("quickstart").seed = 3
+
+
+def test_every_key_is_documented():
+    def undocumented(schema: dict) -> list[str]:
+        return [name for name, prop in schema.get("properties", {}).items() if not ({"description", "$ref"} & set(prop))]
+
+    schema = Recipe.model_json_schema()
+    assert {kind: undocumented(part) for kind, part in {**schema["$defs"], "Recipe": schema}.items() if undocumented(part)} == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.temprature=1", "--set: unknown key 'loss.temprature': did you mean 'loss.temperature'?"),
+        ("temperature=1", "--set: unknown key 'temperature': did you mean 'loss.temperature'?"),
+        ("data.train={dataset: a, splt: b}", "--set: unknown key 'data.train.splt': did you mean 'data.train.split'?"),
+        ("seed=abc", "--set: seed: should be a valid integer, not the text 'abc'"),
+        ("seed=1.5", "--set: seed: should be a valid integer, not the number 1.5"),
+        ("training.epochs=true", "--set: training.epochs: should be a valid integer, not true/false True"),
+        ("training.epochs=no", "--set: training.epochs: should be a valid integer, not the text 'no'"),
+        ("loss.temperature=0", "--set: loss.temperature: should be greater than 0, not the number 0"),
+        ("loss.temperature=", "--set: loss.temperature: should be a valid number, not nothing"),
+        ("training.batch_size=1", "--set: training.batch_size: should be greater than 1, not the number 1"),
+        ("training=3", "--set: training: should be a mapping, not the number 3"),
+        ("training.precision=fp8", "--set: training.precision: should be 'auto', 'fp32', 'fp16' or 'bf16', not the text 'fp8'"),
+        ("data.train.split=x", "--set data.train.split: 'train' holds"),
+        ("foo", "--set 'foo': write it as key=value"),
+        ("a=[1", "--set a:1: not valid YAML"),
+        ("name=../up", "--set: name: should match pattern"),
+    ],
+)
+def test_a_bad_override_is_named(override: str, message: str):
+    with pytest.raises(InputError) as error:
+        load_recipe("quickstart", [override])
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1\n", "r.yaml: a recipe is a mapping of keys to values, this is a list"),
+        ("", "r.yaml: a recipe is a mapping of keys to values, this is nothing"),
+        ("model: {base: x}\n", "r.yaml: the key 'data' is missing"),
+        ("model: {base: x}\ndata: {train: y}\nseed: [\n", "r.yaml:4: not valid YAML"),
+        ("seed: 1\nmodel: {base: x}\nseed: 2\n", "r.yaml:3: not valid YAML: the key 'seed' stands twice"),
+        ("model: {base: 3}\ndata: {train: y}\n", "r.yaml: model.base: should be a valid string, not the number 3"),
+        ("model: {base: x}\ndata: {train: y}\nlos: {}\n", "r.yaml: unknown key 'los': did you mean 'loss'?"),
+        (b"\xff\xfe", "r.yaml: not UTF-8 text"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(text: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError) as error:
+        load_recipe("r.yaml")
+    assert str(error.value).startswith(message)
+
+
+def test_unknown_recipes_get_the_nearest_names():
+    with pytest.raises(InputError, match=r"no recipe 'quickstrat': did you mean 'quickstart'\?"):
+        load_recipe("quickstrat")
+    with pytest.raises(InputError, match=r"none.yaml: cannot read this recipe: No such file"):
+        load_recipe("none.yaml")
+
+
+def test_numbers_are_yaml_1_2(tmp_path: Path):
+    # What PyYAML's own loader makes of these is the reason for another one.
+    assert yaml.safe_load("5e-5") == "5e-5"
+    assert yaml.safe_load("no") is False
+    assert load_recipe("quickstart", ["training.learning_rate=5e-5"]).training.learning_rate == 5e-5
+    assert load_recipe("quickstart", ["description=no"]).description == "no"
+
+
+def test_references_into_packages():
+    assert Path(resolve("package:simcse_st/data/quickstart/dev.csv")).is_file()
+    assert resolve("some/hub-id") == "some/hub-id"
+    with pytest.raises(InputError, match="the installed package 'simcse_st' holds no 'nothing'"):
+        resolve("package:simcse_st/nothing")
+    with pytest.raises(InputError, match="'no_such_package' is not installed"):
+        resolve("package:no_such_package/model")

@@ -1,0 +1,256 @@
+"""Whole runs on a tiny model: what is kept, what is written, what repeats."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+from helpers import sentences
+from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, STSCallback, build_model, load_recipe, train
+from simcse_st.errors import RunError
+from simcse_st.evaluation import STSEvaluator
+from simcse_st.modeling import weights_sha256
+from simcse_st.training import _keep
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Training rows with 0 to 2 hard negatives, and graded pairs whose gold is the share of common words."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = sentences(160)
+    with (folder / "train.jsonl").open("w") as file:
+        for i in range(40):
+            row = {"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80 : i + 80 + i % 3]}
+            file.write(json.dumps(row) + "\n")
+    for split, begin in (("dev", 0), ("test", 60)):
+        rows = [(texts[begin + i], texts[begin + i + 1 + i % 3], f"{i % 6}.0") for i in range(50)]
+        (folder / f"{split}.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def recipe(data: Path, tiny_base: Path) -> Recipe:
+    keys = {f"data.{split}": data / f"{split}.csv" for split in ("dev", "test")}
+    keys |= {"data.train": data / "train.jsonl", "model.base": tiny_base, "model.sha256": "null", "name": "tiny"}
+    keys |= {"training.batch_size": 8, "training.epochs": 2, "training.eval_steps": 3, "training.learning_rate": 0.001}
+    return load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()])
+
+
+def history(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [entry["loss"] for entry in history(folder) if "loss" in entry]
+
+
+def change(recipe: Recipe, section: str, **keys: object) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=keys)})
+
+
+def test_a_run_leaves_records_that_agree_with_its_model(recipe: Recipe, tmp_path: Path, data: Path):
+    result = train(recipe, tmp_path / "run")
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {
+        "recipe.yaml", "manifest.json", "environment.json", "history.jsonl", "results.json", "model",
+    }  # fmt: skip
+    assert load_recipe(folder / "recipe.yaml") == recipe
+
+    results = json.loads((folder / "results.json").read_text())
+    assert results == result.results
+    entries = history(folder)
+    # 40 rows in batches of 8, twice: ten steps, the untrained model and dev at 3, 6, 9 and 10.
+    assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 11))
+    dev = {entry["step"]: entry["dev"]["spearman"] for entry in entries if "dev" in entry}
+    assert list(dev) == [0, 3, 6, 9, 10]
+    assert results["base"]["dev"] == dev.pop(0)
+    assert results["dev"]["spearman"] == max(dev.values())
+    assert dev[results["best_step"]] == max(dev.values())
+    assert results["total_steps"] == 10
+    hard_negatives = sum(i % 3 for i in range(40))
+    assert results["batches"]["sentences"] == 2 * (80 + hard_negatives)
+    assert results["sentences_per_second"] == pytest.approx(results["batches"]["sentences"] / results["train_seconds"])
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["train"]["pairs"], manifest["train"]["hard_negatives"]) == (40, hard_negatives)
+
+    # The saved model, through stock code alone, scores what the records say.
+    for split in ("dev", "test"):
+        rows = [line.split(",") for line in (data / f"{split}.csv").read_text().splitlines()]
+        first, second, gold = zip(*rows, strict=True)
+        stock = EmbeddingSimilarityEvaluator(list(first), list(second), [float(score) for score in gold])
+        scores = stock(SentenceTransformer(str(folder / "model")))
+        assert results[split]["spearman"] == pytest.approx(100 * scores["spearman_cosine"], abs=1e-4)
+        assert results[split]["pearson"] == pytest.approx(100 * scores["pearson_cosine"], abs=1e-3)
+
+
+def test_the_same_seed_repeats_every_loss_bit_for_bit(recipe: Recipe, tmp_path: Path):
+    train(recipe, tmp_path / "one")
+    train(recipe, tmp_path / "two")
+    train(recipe.model_copy(update={"seed": 43}), tmp_path / "other")
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
+    assert losses(tmp_path / "one") != losses(tmp_path / "other")
+
+
+def test_how_often_dev_is_scored_does_not_change_training(recipe: Recipe, tmp_path: Path):
+    train(recipe, tmp_path / "often")
+    train(change(recipe, "training", eval_steps=100), tmp_path / "once")
+    assert losses(tmp_path / "often") == losses(tmp_path / "once")
+
+
+def test_without_hard_negatives_the_batch_is_smaller(recipe: Recipe, tmp_path: Path):
+    result = train(change(recipe, "data", hard_negatives=False), tmp_path / "run")
+    assert result.results["batches"]["sentences"] == 2 * 80
+    assert (result.results["batches"]["fewest_negatives"], result.results["batches"]["most_negatives"]) == (7, 7)
+
+
+def scripted_training(scores: list[float], tiny_base: Path, folder: Path) -> tuple[STSCallback, list[str]]:
+    """Trains with an evaluator that gives these scores; returns the checksum of the weights at each of them."""
+    model = build_model(tiny_base, device="cpu")
+    checksums: list[str] = []
+
+    def evaluator(scored: SentenceTransformer) -> dict[str, float]:
+        checksums.append(weights_sha256(scored))
+        return {"spearman": scores[len(checksums) - 1]}
+
+    texts = sentences(32)
+    callback = STSCallback(evaluator, folder / "best", eval_steps=1)
+    SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            output_dir=str(folder / "trainer"), per_device_train_batch_size=4, max_steps=len(scores) - 1,
+            report_to="none", save_strategy="no", logging_steps=1, learning_rate=1e-3,
+        ),
+        train_dataset=Dataset.from_dict({"anchor": texts[:16], "positive": texts[16:]}),
+        loss=SimCSELoss(model),
+        data_collator=SimCSECollator(model.preprocess),
+        callbacks=[callback],
+    ).train()  # fmt: skip
+    return callback, checksums
+
+
+def test_the_best_step_is_kept_and_not_the_last(tiny_base: Path, tmp_path: Path):
+    callback, checksums = scripted_training([10, 70, 80, 60], tiny_base, tmp_path)
+    assert (callback.base_metrics, callback.best_step, callback.best_metrics) == ({"spearman": 10}, 2, {"spearman": 80})
+    assert len(set(checksums)) == 4
+    assert callback.best_sha256 == checksums[2]
+    assert weights_sha256(SentenceTransformer(str(tmp_path / "best"))) == checksums[2]
+
+
+def test_of_equal_scores_the_earliest_is_kept(tiny_base: Path, tmp_path: Path):
+    callback, checksums = scripted_training([90, 70, 70, 70], tiny_base, tmp_path)
+    assert (callback.best_step, callback.best_sha256) == (1, checksums[1])
+
+
+def test_a_score_that_is_no_number_ends_the_run(tiny_base: Path, tmp_path: Path):
+    with pytest.raises(RunError, match="spearman is nan at step 2: are all embeddings the same"):
+        scripted_training([50, 60, math.nan, 70], tiny_base, tmp_path)
+
+
+def test_a_metric_that_does_not_exist_is_noticed_before_the_first_step(tiny_base: Path, tmp_path: Path):
+    callback = STSCallback(lambda _: {"spearman": 1.0}, tmp_path / "best", eval_steps=1, metric="spearmen")
+    with pytest.raises(InputError, match="no metric 'spearmen': did you mean 'spearman'?"):
+        callback.on_train_begin(None, None, None, model=None)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_not_the_scored_ones_are_an_error(tiny_base: Path, tmp_path: Path):
+    callback, _ = scripted_training([10, 70, 80, 60], tiny_base, tmp_path)
+    model = SentenceTransformer(str(tmp_path / "best"))
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1e-3
+    model.save_pretrained(str(tmp_path / "best"), create_model_card=False)
+    with pytest.raises(RunError, match="does not load as the weights that were scored at step 2"):
+        _keep(callback, tmp_path)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(recipe: Recipe, tmp_path: Path):
+    with pytest.raises(RunError, match=r"the loss is (nan|inf) at step \d"):
+        train(change(recipe, "training", learning_rate=1e30), tmp_path / "run")
+
+
+def test_runs_are_not_overwritten_unless_asked(recipe: Recipe, tmp_path: Path):
+    folder = tmp_path / "run"
+    train(recipe, folder)
+    before = (folder / "results.json").read_bytes()
+    with pytest.raises(InputError, match="exists already"):
+        train(recipe, folder)
+    assert (folder / "results.json").read_bytes() == before
+    (folder / "left-over").touch()
+    train(change(recipe, "training", epochs=1), folder, overwrite=True)
+    assert not (folder / "left-over").exists()
+
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter1.tex").touch()
+    with pytest.raises(InputError, match="is no run folder"):
+        train(recipe, precious, overwrite=True)
+    assert (precious / "chapter1.tex").exists()
+
+
+def test_unusable_input_leaves_no_folder(recipe: Recipe, tmp_path: Path, data: Path):
+    bad = {
+        "40 pairs are fewer than one batch of 64": change(recipe, "training", batch_size=64),
+        "there is no folder": change(recipe, "model", base="./nowhere"),
+        "is no model folder": change(recipe, "model", base=str(data)),
+        "'nobody/nothing' cannot be loaded from the Hugging Face Hub, and no such folder is here .offline": change(recipe, "model", base="nobody/nothing"),
+        "requires 0000": change(recipe, "model", sha256="0" * 64),
+        "fp16, which needs a GPU": change(recipe, "training", precision="fp16"),
+        "takes 128 tokens at most": change(recipe, "training", max_length=500),
+        "dev.jsonl: no such file": change(recipe, "data", dev="dev.jsonl"),
+    }
+    for message, broken in bad.items():
+        with pytest.raises(InputError, match=message):
+            train(broken, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_saved_model_needs_only_stock_modules(recipe: Recipe, tmp_path: Path):
+    train(recipe, tmp_path / "run")
+    modules = json.loads((tmp_path / "run" / "model" / "modules.json").read_text())
+    assert [module["type"].split(".")[0] for module in modules] == ["sentence_transformers"] * 3
+    assert [module["type"].split(".")[-1] for module in modules] == ["Transformer", "Pooling", "Normalize"]
+    program = f"""
+import sys
+sys.modules["simcse_st"] = None  # importing it fails from here on
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer({str(tmp_path / "run" / "model")!r})
+norms = (model.encode(["a b", "c d e"]) ** 2).sum(1)
+assert abs(norms - 1).max() < 1e-6, norms
+assert model.max_seq_length == 128
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_sentence_transformers_folder_gives_its_encoder_alone(tiny_base: Path, tmp_path: Path):
+    model = build_model(tiny_base, device="cpu")
+    model.save_pretrained(str(tmp_path / "st"), create_model_card=False)
+    again = build_model(tmp_path / "st", device="cpu", max_length=64)
+    assert [type(module).__name__ for module in again] == ["Transformer", "Pooling", "Normalize"]
+    assert weights_sha256(again) == weights_sha256(model)
+    assert (again.max_seq_length, model.max_seq_length) == (64, 128)
+
+
+def test_each_distinct_sentence_is_encoded_once(tiny_model: SentenceTransformer):
+    evaluator = STSEvaluator(["a b", "c d", "a b"], ["c d", "e f", "e f"], [1.0, 2.0, 3.0])
+    assert evaluator.sentences == ["a b", "c d", "e f"]
+    stock = EmbeddingSimilarityEvaluator(["a b", "c d", "a b"], ["c d", "e f", "e f"], [1.0, 2.0, 3.0])
+    assert evaluator(tiny_model)["pearson"] == pytest.approx(100 * stock(tiny_model)["pearson_cosine"], abs=1e-4)
+    with pytest.raises(InputError, match="must differ"):
+        STSEvaluator(["a", "b"], ["c", "d"], [1.0, 1.0])
+
+
+def test_an_embedding_that_is_not_finite_names_its_sentence(tiny_model: SentenceTransformer):
+    with torch.no_grad():
+        embeddings = tiny_model[0].auto_model.embeddings.word_embeddings.weight
+        embeddings[tiny_model.tokenizer.convert_tokens_to_ids("z")] = math.nan
+    with pytest.raises(InputError, match="embedding of 'z a' is not finite"):
+        STSEvaluator(["a b", "z a"], ["c d", "e f"], [1.0, 2.0])(tiny_model)
