@@ -64,5 +64,7 @@ def minilm() -> Path:
 def shared_data() -> Path:
     """The folder of the public data sets; tests that use it are marked real_data."""
     if not SHARED_DATA.is_dir():
+        if os.environ.get("SIMCSE_ST_REAL_DATA") == "required":
+            pytest.fail(f"no public data at {SHARED_DATA}")
         pytest.skip(f"no public data at {SHARED_DATA}")
     return SHARED_DATA

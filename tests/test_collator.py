@@ -8,9 +8,8 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from simcse_st import SimCSECollator
-
 from helpers import sentences
+from simcse_st import SimCSECollator
 
 
 def texts_of(batch: dict[str, Any], model: SentenceTransformer) -> list[tuple[int, int, str]]:
@@ -49,12 +48,20 @@ def test_max_length_cuts_training_sentences_only(tiny_model: SentenceTransformer
 
 def test_columns_of_other_names_go_by_position_and_labels_are_left_out(tiny_model: SentenceTransformer):
     rows = [{"sent0": "aa", "sent1": "bb", "hard_neg": "cc", "label": 1}]
-    assert texts_of(SimCSECollator(tiny_model.preprocess)(rows), tiny_model) == [(0, 0, "aa"), (0, 1, "bb"), (0, 2, "cc")]
+    assert texts_of(SimCSECollator(tiny_model.preprocess)(rows), tiny_model) == [
+        (0, 0, "aa"),
+        (0, 1, "bb"),
+        (0, 2, "cc"),
+    ]
 
 
 def test_named_columns_may_stand_in_any_order(tiny_model: SentenceTransformer):
     rows = [{"negative": "cc", "positive": "bb", "anchor": "aa"}]
-    assert texts_of(SimCSECollator(tiny_model.preprocess)(rows), tiny_model) == [(0, 0, "aa"), (0, 1, "bb"), (0, 2, "cc")]
+    assert texts_of(SimCSECollator(tiny_model.preprocess)(rows), tiny_model) == [
+        (0, 0, "aa"),
+        (0, 1, "bb"),
+        (0, 2, "cc"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,10 @@ def test_graded_pairs_with_and_without_a_header(tmp_path: Path):
     plain = load_graded_pairs(write(tmp_path / "plain.csv", '"A, b.",C.,5.0\nD,E,0\n'))
     header = load_graded_pairs(write(tmp_path / "header.csv", 'sentence1,sentence2,score\n"A, b.",C.,5.0\nD,E,0\n'))
     lines = load_graded_pairs(
-        jsonl(tmp_path / "l.jsonl", [{"sentence1": s, "sentence2": t, "score": g} for s, t, g in (("A, b.", "C.", 5), ("D", "E", 0))])
+        jsonl(
+            tmp_path / "l.jsonl",
+            [{"sentence1": s, "sentence2": t, "score": g} for s, t, g in (("A, b.", "C.", 5), ("D", "E", 0))],
+        )
     )
     for graded in (plain, header, lines):
         assert (graded.sentences1, graded.sentences2, graded.scores) == (["A, b.", "D"], ["C.", "E"], [5.0, 0.0])
@@ -167,7 +170,10 @@ def test_sources_that_are_not_there(tmp_path: Path):
         load_pairs(Source("no-such.jsonl"))
     with pytest.raises(InputError, match="is a folder; name a file"):
         load_pairs(Source(str(tmp_path)))
-    with pytest.raises(InputError, match=r"stanfordnlp/snli\[train\]: cannot be loaded from the Hugging Face Hub, and no such file is here .offline"):
+    with pytest.raises(
+        InputError,
+        match=r"stanfordnlp/snli\[train\]: cannot be loaded from the Hugging Face Hub, and no such file is here .offline",
+    ):
         load_pairs(Source("stanfordnlp/snli", split="train"))
 
 

@@ -11,9 +11,8 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from torch import Tensor
 
-from simcse_st import SimCSECollator, SimCSELoss
-
 from helpers import sentences
+from simcse_st import SimCSECollator, SimCSELoss
 
 COUNTS = {
     "pairs only": [0, 0, 0, 0, 0],
@@ -23,7 +22,9 @@ COUNTS = {
 }
 
 
-def by_hand(anchors: Tensor, positives: Tensor, negatives: list[list[Tensor]], temperature: float, alpha: float) -> Tensor:
+def by_hand(
+    anchors: Tensor, positives: Tensor, negatives: list[list[Tensor]], temperature: float, alpha: float
+) -> Tensor:
     """The formula, term by term: a row's own negatives count alpha times, all other columns once."""
 
     def term(a: Tensor, b: Tensor) -> Tensor:
@@ -110,7 +111,9 @@ def test_closed_forms(tiny_model: SentenceTransformer):
     same = torch.ones(4, 8)
     owners = torch.tensor([0, 1])
     # All alike: every one of the 4 + 2 columns is as likely as the positive.
-    assert loss.compute_loss_from_embeddings(same, same, same[:2], owners).item() == pytest.approx(math.log(6), abs=1e-6)
+    assert loss.compute_loss_from_embeddings(same, same, same[:2], owners).item() == pytest.approx(
+        math.log(6), abs=1e-6
+    )
     # Orthogonal rows: the positive has logit 20, the five others 0.
     axes = torch.eye(8)
     value = loss.compute_loss_from_embeddings(axes[:4], axes[:4], axes[4:6], owners)
@@ -149,7 +152,9 @@ def test_what_stands_for_a_missing_negative_changes_nothing(missing: object, tin
         if missing == "absent":
             del rows[index]["negative"]
     rows.sort(key=lambda row: "negative" not in row)  # the first row is the one whose columns are looked at
-    batch = SimCSECollator(tiny_model.preprocess)([{"anchor": r["anchor"], "positive": r["positive"], **r} for r in rows])
+    batch = SimCSECollator(tiny_model.preprocess)(
+        [{"anchor": r["anchor"], "positive": r["positive"], **r} for r in rows]
+    )
 
     loss = SimCSELoss(tiny_model)
     assert len(batch["sentence_input_ids"]) == 9

@@ -58,10 +58,14 @@ def test_a_recipe_does_not_change():
 
 def test_every_key_is_documented():
     def undocumented(schema: dict) -> list[str]:
-        return [name for name, prop in schema.get("properties", {}).items() if not ({"description", "$ref"} & set(prop))]
+        return [
+            name for name, prop in schema.get("properties", {}).items() if not ({"description", "$ref"} & set(prop))
+        ]
 
     schema = Recipe.model_json_schema()
-    assert {kind: undocumented(part) for kind, part in {**schema["$defs"], "Recipe": schema}.items() if undocumented(part)} == {}
+    assert {
+        kind: undocumented(part) for kind, part in {**schema["$defs"], "Recipe": schema}.items() if undocumented(part)
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,10 @@ def test_every_key_is_documented():
         ("loss.temperature=", "--set: loss.temperature: should be a valid number, not nothing"),
         ("training.batch_size=1", "--set: training.batch_size: should be greater than 1, not the number 1"),
         ("training=3", "--set: training: should be a mapping, not the number 3"),
-        ("training.precision=fp8", "--set: training.precision: should be 'auto', 'fp32', 'fp16' or 'bf16', not the text 'fp8'"),
+        (
+            "training.precision=fp8",
+            "--set: training.precision: should be 'auto', 'fp32', 'fp16' or 'bf16', not the text 'fp8'",
+        ),
         ("data.train.split=x", "--set data.train.split: 'train' holds"),
         ("foo", "--set 'foo': write it as key=value"),
         ("a=[1", "--set a:1: not valid YAML"),
@@ -105,7 +112,9 @@ def test_a_bad_override_is_named(override: str, message: str):
         (b"\xff\xfe", "r.yaml: not UTF-8 text"),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(text: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bad_file_is_named_with_its_line(
+    text: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError) as error:

@@ -201,7 +201,9 @@ def test_unusable_input_leaves_no_folder(recipe: Recipe, tmp_path: Path, data: P
         "40 pairs are fewer than one batch of 64": change(recipe, "training", batch_size=64),
         "there is no folder": change(recipe, "model", base="./nowhere"),
         "is no model folder": change(recipe, "model", base=str(data)),
-        "'nobody/nothing' cannot be loaded from the Hugging Face Hub, and no such folder is here .offline": change(recipe, "model", base="nobody/nothing"),
+        "'nobody/nothing' cannot be loaded from the Hugging Face Hub, and no such folder is here .offline": change(
+            recipe, "model", base="nobody/nothing"
+        ),
         "requires 0000": change(recipe, "model", sha256="0" * 64),
         "fp16, which needs a GPU": change(recipe, "training", precision="fp16"),
         "takes 128 tokens at most": change(recipe, "training", max_length=500),

@@ -1,0 +1,23 @@
+"""What an installation carries."""
+
+from __future__ import annotations
+
+from importlib import metadata, resources
+
+
+def test_recipes_data_and_card_template_are_installed():
+    for package, name in (
+        ("simcse_st.recipes", "quickstart.yaml"),
+        ("simcse_st.data", "quickstart/train.jsonl"),
+        ("simcse_st.data", "quickstart/README.md"),
+        ("simcse_st.model_card", "template.md.jinja"),
+        ("simcse_st", "py.typed"),
+    ):
+        assert resources.files(package).joinpath(name).is_file(), (package, name)
+
+
+def test_metadata():
+    package = metadata.metadata("simcse-st")
+    assert package["License-Expression"] == "Apache-2.0"
+    assert package["Requires-Python"] == ">=3.10"
+    assert {"quickstart", "plot", "test", "dev"} <= set(package.get_all("Provides-Extra"))

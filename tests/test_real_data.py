@@ -1,0 +1,58 @@
+"""Known scores on public data: SNLI's development set and the STS Benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+from simcse_st import build_model, load_recipe, train
+from simcse_st.data import Source, load_graded_pairs, load_pairs
+from simcse_st.evaluation import STSEvaluator
+
+pytestmark = pytest.mark.real_data
+
+
+def test_snli_dev_makes_the_known_pairs(shared_data: Path):
+    pairs = load_pairs(Source(str(shared_data / "nli" / "snli_dev.jsonl")))
+    assert pairs.facts["rows_read"] == 9842
+    assert pairs.facts["rows_without_consensus"] == 0
+    assert (pairs.facts["pairs"], pairs.facts["pairs_with_hard_negative"]) == (3329, 3172)
+    assert len(set(pairs.anchors)) == 3074
+
+
+@pytest.mark.parametrize(("split", "count", "expected"), [("dev", 1500, 79.73), ("test", 1379, 73.50)])
+def test_minilm_read_through_cls_has_its_known_scores(
+    split: str, count: int, expected: float, shared_data: Path, minilm
+):
+    graded = load_graded_pairs(Source(str(shared_data / "stsb" / f"{split}.csv")))
+    assert len(graded) == count
+    scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(build_model(minilm, device="cpu"))
+    assert scores["spearman"] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.slow
+def test_fifty_steps_on_snli_dev(shared_data: Path, minilm: Path, tmp_path: Path):
+    stsb = shared_data / "stsb"
+    keys = {
+        "name": "snli-dev", "model.base": minilm, "data.train": shared_data / "nli" / "snli_dev.jsonl",
+        "data.dev": stsb / "dev.csv", "data.test": stsb / "test.csv",
+        "training.batch_size": 64, "training.learning_rate": "5e-5", "training.max_steps": 50, "training.eval_steps": 25,
+    }  # fmt: skip
+    result = train(load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()]), tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["base"]["dev"] == pytest.approx(79.73, abs=0.01)
+    assert results["base"]["test"] == pytest.approx(73.50, abs=0.01)
+    assert results["dev"]["spearman"] >= 81.5
+    assert results["test"]["spearman"] >= 76
+    print(
+        f"\nbest step {results['best_step']}: dev {results['dev']['spearman']:.2f}, test {results['test']['spearman']:.2f}"
+    )
+
+    dev = load_graded_pairs(Source(str(stsb / "dev.csv")))
+    stock = EmbeddingSimilarityEvaluator(dev.sentences1, dev.sentences2, dev.scores, batch_size=64)
+    again = stock(SentenceTransformer(str(result.folder / "model"), device="cpu"))
+    assert 100 * again["spearman_cosine"] == pytest.approx(results["dev"]["spearman"], abs=1e-4)
