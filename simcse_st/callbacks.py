@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
@@ -149,7 +150,17 @@ class STSCallback(TrainerCallback):
 
 
 class LossProgress(ProgressCallback):
-    """Transformers' progress bar, with the current loss beside it instead of a line for every step."""
+    """Transformers' progress bar, with the current loss beside it instead of a line for every step.
+
+    Where the output is no terminal there is no bar: a log file holds the lines of :class:`STSCallback`.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Draws the bar."""
+        self.training_bar: Any = tqdm(total=state.max_steps, dynamic_ncols=True, disable=None)
+        self.current_step = 0
 
     def on_log(
         self,
