@@ -78,7 +78,7 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
             ["train", "--data", "label.jsonl"],
             "label.jsonl:1: label is 3, but must be entailment, neutral or contradiction",
         ),
-        (["train", "--data", "one.jsonl"], "data.train: 1 pairs are fewer than one batch of 32"),
+        (["train", "--data", "one.jsonl"], "data.train: 1 pairs are fewer than one batch of 64"),
         (["train", "--base", "./nowhere"], "model.base: there is no folder './nowhere'"),
         (
             ["train", "--base", "nobody/nothing"],
