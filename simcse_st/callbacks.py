@@ -11,10 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util.distributed import distributed_evaluation, get_world_size
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.modeling import weights_sha256
@@ -36,6 +41,7 @@ class STSCallback(TrainerCallback):
         eval_steps: Steps between two scores.
         metric: The metric to maximise; of equal scores the earliest is kept.
         history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
+        step_facts: Gives what else to write beside a logged loss.
 
     Attributes:
         base_metrics: The metrics before training.
@@ -58,6 +64,7 @@ class STSCallback(TrainerCallback):
         eval_steps: int,
         metric: str = "spearman",
         history: str | Path | None = None,
+        step_facts: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         if eval_steps < 1:
             raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
@@ -66,6 +73,7 @@ class STSCallback(TrainerCallback):
         self.eval_steps = eval_steps
         self.metric = metric
         self.history = Path(history) if history else None
+        self.step_facts = step_facts or dict
         self.base_metrics: dict[str, float] = {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
@@ -82,11 +90,13 @@ class STSCallback(TrainerCallback):
             InputError: The evaluator does not give the metric.
         """
         begin = time.perf_counter()
-        self.base_metrics = self.evaluator(kwargs["model"])
-        if self.metric not in self.base_metrics:
-            raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
-        self._write({"step": 0, "dev": self.base_metrics})
-        logger.info("before training   dev %.2f", self.base_metrics[self.metric])
+        with distributed_evaluation(kwargs["model"]) as scores:
+            if scores:
+                self.base_metrics = self.evaluator(kwargs["model"])
+                if self.metric not in self.base_metrics:
+                    raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
+                self._write({"step": 0, "dev": self.base_metrics})
+                logger.info("before training   dev %.2f", self.base_metrics[self.metric])
         self.seconds += time.perf_counter() - begin
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -106,11 +116,16 @@ class STSCallback(TrainerCallback):
             return
         if not math.isfinite(logs["loss"]):
             raise RunError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning rate")
-        self._write({"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]})
+        if state.is_world_process_zero:
+            record = {"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]}
+            self._write({**record, **self.step_facts()})
         if self._due:
             self._due = False
             begin = time.perf_counter()
-            self._keep_if_best(kwargs["model"], state, logs["loss"])
+            # Several devices encode together; one of them scores and saves.
+            with distributed_evaluation(kwargs["model"]) as scores:
+                if scores:
+                    self._keep_if_best(kwargs["model"], state, logs["loss"])
             self.seconds += time.perf_counter() - begin
 
     def _keep_if_best(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
@@ -149,6 +164,56 @@ class STSCallback(TrainerCallback):
                 file.write(json.dumps(record) + "\n")
 
 
+class HeadCallback(TrainerCallback):
+    """Keeps the train-only head of a :class:`~simcse_st.loss.SimCSELoss` with its model.
+
+    The trainer optimises the parameters of a loss, but neither saves them, nor restores them, nor averages their
+    gradients over devices. This does.
+
+    Args:
+        head: The head, ``loss.head``.
+
+    Raises:
+        RunError: A run resumes from a checkpoint without a head.
+    """
+
+    FILE = "train_only_head.safetensors"
+
+    def __init__(self, head: nn.Module) -> None:
+        self.head = head
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restores the head of the checkpoint that training resumes from; gives all devices the same one."""
+        if state.global_step > 0:
+            path = self._path(args, state)
+            if not path.is_file():
+                raise RunError(f"cannot resume the train-only head: there is no {path}")
+            self.head.load_state_dict(load_file(path))
+        if get_world_size() > 1:
+            for parameter in self.head.parameters():
+                torch.distributed.broadcast(parameter.data, src=0)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Averages the head's gradients over the devices, as the trainer does for the model's."""
+        if get_world_size() > 1:
+            for parameter in self.head.parameters():
+                if parameter.grad is not None:
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= get_world_size()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Adds the head to the checkpoint that was just written."""
+        if state.is_world_process_zero:
+            save_file(self.head.state_dict(), self._path(args, state))
+
+    def _path(self, args: TrainingArguments, state: TrainerState) -> Path:
+        return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / self.FILE
+
+
 class LossProgress(ProgressCallback):
     """Transformers' progress bar, with the current loss beside it instead of a line for every step.
 
@@ -159,7 +224,8 @@ class LossProgress(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Draws the bar."""
-        self.training_bar: Any = tqdm(total=state.max_steps, dynamic_ncols=True, disable=None)
+        hidden = None if state.is_world_process_zero else True  # None: where there is no terminal
+        self.training_bar: Any = tqdm(total=state.max_steps, dynamic_ncols=True, disable=hidden)
         self.current_step = 0
 
     def on_log(

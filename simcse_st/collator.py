@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,22 @@ class SimCSECollator(SentenceTransformerDataCollator):
     - ``row``: the row it belongs to, shape ``(sentences,)``.
     - ``role``: 0 anchor, 1 positive, 2 hard negative, shape ``(sentences,)``.
 
+    ``text_id``, shape ``(sentences,)``, is a 64-bit hash of each text, so that equal texts can be told on any device.
+
     A hard negative that is null, ``""`` or absent is not in the batch at all: it is neither tokenised nor encoded.
 
     Columns are taken by name where there are ``anchor`` and ``positive`` (with ``negative``, ``negative_1``, ...),
     otherwise by position as everywhere in Sentence Transformers: anchor, positive, negatives. A negative column holds
     strings or lists of strings. Label columns are left out.
 
+    Rows of a single text column are for unsupervised training: the sentence is anchor and positive, and encoded twice,
+    so that dropout makes two views of it.
+
     Args:
         preprocess_fn: ``model.preprocess``.
         max_length: Tokens a sentence may have in training; by default the model's own limit.
+        shared_dropout_mask: For rows of a single column, the ablation of the paper's table 3: both views have the same
+            dropout mask, hence are one vector, and the sentence is encoded once.
 
     Example:
         >>> trainer = SentenceTransformerTrainer(
@@ -44,6 +52,8 @@ class SimCSECollator(SentenceTransformerDataCollator):
         ...     data_collator=SimCSECollator(model.preprocess, max_length=32),
         ... )
     """
+
+    shared_dropout_mask: bool = False
 
     def __post_init__(self) -> None:
         if self.router_mapping:
@@ -58,24 +68,27 @@ class SimCSECollator(SentenceTransformerDataCollator):
             features: Rows, as the dataset holds them.
 
         Returns:
-            ``sentence_input_ids`` and its companions, shape ``(sentences, longest)``, with ``sentence_row`` and
-            ``sentence_role``.
+            ``sentence_input_ids`` and its companions, shape ``(sentences, longest)``, with ``sentence_row``,
+            ``sentence_role`` and ``sentence_text_id``.
 
         Raises:
             ValueError: A column that is not text, or an anchor, positive or hard negative that is blank.
         """
         if not features:
             return {}
-        anchor, positive, *negatives = text_columns(features[0], self.valid_label_columns)
+        anchor, *others = text_columns(features[0], self.valid_label_columns)
+        if self.shared_dropout_mask and others:
+            raise ValueError(f"shared_dropout_mask is for rows of a single text column, not {[anchor, *others]}")
+        positive, negatives = (others[0], others[1:]) if others else (anchor, [])
         texts: list[str] = []
         rows: list[int] = []
         roles: list[int] = []
         for index, row in enumerate(features):
-            sentences = [
-                (required_text(row.get(anchor), anchor, index), ANCHOR),
-                (required_text(row.get(positive), positive, index), POSITIVE),
-                *((text, NEGATIVE) for column in negatives for text in present_texts(row.get(column), column, index)),
-            ]
+            sentences = [(required_text(row.get(anchor), anchor, index), ANCHOR)]
+            if not self.shared_dropout_mask:
+                sentences.append((required_text(row.get(positive), positive, index), POSITIVE))
+            for column in negatives:
+                sentences.extend((text, NEGATIVE) for text in present_texts(row.get(column), column, index))
             for text, role in sentences:
                 texts.append(text)
                 rows.append(index)
@@ -84,6 +97,7 @@ class SimCSECollator(SentenceTransformerDataCollator):
         limit = {} if self.max_length is None else {"max_length": self.max_length}
         tokens = dict(self.preprocess_fn(texts, prompt=self.prompts or None, **limit))
         tokens["row"], tokens["role"] = torch.tensor(rows), torch.tensor(roles)
+        tokens["text_id"] = torch.tensor([_text_id(text) for text in texts])
         batch = {f"{_PREFIX}{key}": value for key, value in _longest_first(tokens).items()}
         if "dataset_name" in features[0]:
             batch["dataset_name"] = features[0]["dataset_name"]
@@ -91,10 +105,10 @@ class SimCSECollator(SentenceTransformerDataCollator):
 
 
 def text_columns(row: dict[str, Any], label_columns: Iterable[str] = ()) -> list[str]:
-    """The columns of a row in the order anchor, positive, hard negatives.
+    """The columns of a row in the order anchor, positive, hard negatives; or the only one.
 
     Raises:
-        ValueError: Fewer than two text columns, or names beside ``anchor`` and ``positive`` that mean nothing here.
+        ValueError: No text column, or names beside ``anchor`` and ``positive`` that mean nothing here.
     """
     columns = [name for name in row if name not in label_columns and name != "dataset_name"]
     if {"anchor", "positive"} <= set(columns):
@@ -103,8 +117,8 @@ def text_columns(row: dict[str, Any], label_columns: Iterable[str] = ()) -> list
         if unknown:
             raise ValueError(f"columns {sorted(unknown)} are no anchor, positive or negative: remove or rename them")
         return ["anchor", "positive", *negatives]
-    if len(columns) < 2:
-        raise ValueError(f"a row needs an anchor and a positive, but its text columns are {columns}")
+    if not columns:
+        raise ValueError(f"a row needs a column of text, but its columns are {list(row)}")
     return columns
 
 
@@ -119,6 +133,11 @@ def present_texts(value: Any, column: str, row: int) -> list[str]:
     """The hard negatives in one cell: a string, a list of strings, or nothing (null or ``""``)."""
     cell: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
     return [required_text(text, column, row) for text in cell if text is not None and text != ""]
+
+
+def _text_id(text: str) -> int:
+    """The same number for the same text in every process, which Python's own hash does not give."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _longest_first(tokens: dict[str, Any]) -> dict[str, Any]:

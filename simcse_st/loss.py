@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
-from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
+from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.util import all_gather, all_gather_with_grad
+from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
 # Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
@@ -20,25 +23,34 @@ CPU_CHUNK_SIZE = 32
 
 @dataclass
 class BatchFacts:
-    """What the loss has seen so far in training."""
+    """What the loss has seen so far in training, on this device."""
 
     batches: int = 0
     sentences: int = 0
+    """Sentences encoded."""
     anchors: int = 0
     negatives: int = 0
-    """Summed over anchors: the columns of each one's denominator, less its positive."""
+    """Summed over anchors: the columns that stand in each one's denominator beside its positive."""
     fewest_negatives: int = 0
     most_negatives: int = 0
+    masked_cells: int = 0
+    """Cells left out of the denominators as false negatives."""
 
-    def add(self, anchors: int, positives: int, hard_negatives: int) -> None:
-        """Counts one batch."""
-        negatives = positives - 1 + hard_negatives
-        self.fewest_negatives = min(self.fewest_negatives, negatives) if self.batches else negatives
-        self.most_negatives = max(self.most_negatives, negatives)
+    def add(self, sentences: int, negatives: list[int], masked: int) -> None:
+        """Counts one batch.
+
+        Args:
+            sentences: Sentences encoded for it.
+            negatives: For each anchor the negatives in its denominator.
+            masked: Cells masked as false negatives.
+        """
+        self.fewest_negatives = min(self.fewest_negatives, *negatives) if self.batches else min(negatives)
+        self.most_negatives = max(self.most_negatives, *negatives)
         self.batches += 1
-        self.sentences += anchors + positives + hard_negatives
-        self.anchors += anchors
-        self.negatives += anchors * negatives
+        self.sentences += sentences
+        self.anchors += len(negatives)
+        self.negatives += sum(negatives)
+        self.masked_cells += masked
 
     def summary(self) -> dict[str, Any]:
         """The counts, with the mean number of negatives that an anchor saw."""
@@ -56,7 +68,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
                  {\sum_j e^{a_i \cdot p_j / \tau} + \sum_m w_{im}\, e^{a_i \cdot n_m / \tau}}
 
     where :math:`w_{im}` is ``hard_negative_weight`` if :math:`n_m` is row :math:`i`'s own negative, else 1. With
-    ``hard_negative_weight=1`` this is the paper's Eq. 5; without hard negatives it is Eq. 1.
+    ``hard_negative_weight=1`` this is the paper's Eq. 5; without hard negatives it is Eq. 1, and with two dropout
+    views of one sentence as anchor and positive Eq. 4.
 
     A row without a hard negative adds no column, and nothing is encoded in its place. On rectangular data with
     weight 1 the loss is ``MultipleNegativesRankingLoss(scale=1/temperature)``, whichever collator made the batch.
@@ -67,8 +80,22 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         hard_negative_weight: :math:`\alpha`, how often a row's own hard negatives are counted in its denominator: 2
             acts as if each stood there twice, and 1 changes nothing. In logits that is
             :math:`+\log\alpha` on own negatives only, e.g. +0.69 for 2. It is not a factor on the loss.
-        chunk_size: Sentences of one forward pass of a flat batch. By default 32 on a CPU, where sentences of equal
-            length together save padding, and the whole batch elsewhere. The loss is the same, up to dropout's draws.
+        share_hard_negatives: Whether a row's hard negatives are negatives of all rows, as in the paper, or of their
+            own row only.
+        mask_false_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
+            row's anchor or positive, or if both rows have the same anchor. Texts are compared, never similarities.
+            Needs the batches of :class:`SimCSECollator`.
+        train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
+            the model (paper, table 6, for unsupervised training). It is a module of this loss, ``head``; with a
+            :class:`~simcse_st.callbacks.HeadCallback` it is checkpointed, and in step on several devices.
+        gather_across_devices: Whether anchors see the positives and hard negatives of all devices, with gradients to
+            all of them. Without a process group it changes nothing.
+        mini_batch_size: Turns gradient caching on: so many sentences are encoded at a time, and their activations
+            do not outlive them, so that memory depends on this and not on the batch. Encodes everything twice.
+        mini_batch_num_tokens: The same by tokens: as many sentences at a time as have so many together.
+        chunk_size: Without gradient caching, the sentences of one forward pass. By default 32 on a CPU, where
+            sentences of equal length together save padding, and the whole batch elsewhere. The loss is the same, up
+            to dropout's draws.
 
     Inputs:
         ======================================================  ======
@@ -80,7 +107,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         ======================================================  ======
 
     Raises:
-        ValueError: ``temperature``, ``hard_negative_weight`` or ``chunk_size`` is not positive.
+        ValueError: An argument has no meaning, such as ``temperature=0``.
 
     Example:
         >>> loss = SimCSELoss(model, temperature=0.05)
@@ -94,19 +121,41 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         model: SentenceTransformer,
         temperature: float = 0.05,
         hard_negative_weight: float = 1.0,
+        *,
+        share_hard_negatives: bool = True,
+        mask_false_negatives: bool = False,
+        train_only_head: bool = False,
+        gather_across_devices: bool = False,
+        mini_batch_size: int | None = None,
+        mini_batch_num_tokens: int | None = None,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("temperature", temperature), ("hard_negative_weight", hard_negative_weight)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be a positive number, not {value!r}")
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1 or None, not {chunk_size!r}")
+        for name, size in (
+            ("mini_batch_size", mini_batch_size),
+            ("mini_batch_num_tokens", mini_batch_num_tokens),
+            ("chunk_size", chunk_size),
+        ):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1 or None, not {size!r}")
         self.model = model
         self.temperature = temperature
         self.hard_negative_weight = hard_negative_weight
-        self.chunk_size = chunk_size
-        self.uses_gradient_cache = False
+        self.share_hard_negatives = share_hard_negatives
+        self.mask_false_negatives = mask_false_negatives
+        self.gather_across_devices = gather_across_devices
+        self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
+        self.mini_batch_num_tokens = mini_batch_num_tokens
+        # CachedLossMixin cuts batches by these two, whether or not gradients are cached.
+        default_chunk = CPU_CHUNK_SIZE if model.device.type == "cpu" else sys.maxsize
+        self.mini_batch_size = mini_batch_size or chunk_size or default_chunk
+        self.head: nn.Module | None = None
+        self._pooled: list[Tensor] | None = None
+        if train_only_head:
+            self._add_head(model)
         self.seen = BatchFacts()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
@@ -119,10 +168,25 @@ class SimCSELoss(CachedLossMixin, nn.Module):
 
         Returns:
             A scalar.
+
+        Raises:
+            ValueError: The batch lacks what is asked for: positives, or texts to compare.
         """
+        if isinstance(self.model, nn.DataParallel):
+            raise ValueError("several GPUs in one process are not supported: start one process a GPU with torchrun")
         features = list(sentence_features)
-        layout = torch.stack([features[0]["row"], features[0]["role"]], dim=1) if _is_flat(features) else None
-        return self.calculate_loss(self._embed(features), layout)
+        layout = None
+        if len(features) == 1 and "role" in features[0]:
+            layout = torch.stack([features[0][key] for key in ("row", "role", "text_id")], dim=1)
+        elif self.mask_false_negatives:
+            raise ValueError("mask_false_negatives compares texts: use SimCSECollator as data_collator")
+        if self.uses_gradient_cache:
+            return self.forward_cached(features, layout)
+        reps = [
+            [chunk for chunk, _ in self.embed_minibatch_iter(feature, with_grad=True, copy_random_state=False)]
+            for feature in features
+        ]
+        return self.calculate_loss(reps, layout)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -131,17 +195,21 @@ class SimCSELoss(CachedLossMixin, nn.Module):
 
         Args:
             reps: For each feature batch its chunks, each of shape ``(chunk, dim)``.
-            labels: The layout of a flat batch, not labels: ``(sentences, 2)``, each sentence's row and role. Without
-                it, ``reps`` are columns.
+            labels: The layout of a flat batch, not labels: each sentence's row, role and text id, shape
+                ``(sentences, 3)``. Without it, ``reps`` are columns.
             with_backward: Whether to propagate back to the embeddings and return the detached loss.
         """
         embeddings = torch.cat([chunk for chunks in reps for chunk in chunks])
-        layout = _columns_layout(reps) if labels is None else labels
-        row, role = layout.unbind(dim=1)
-        rows = int((role == 0).sum())
+        row, role, text_id = (_columns_layout(reps) if labels is None else labels).unbind(dim=1)
+        rows, positives = (int((role == kind).sum()) for kind in (0, 1))
         order = (role * rows + row).argsort(stable=True)
-        anchors, positives, negatives = embeddings[order].split([rows, rows, len(order) - 2 * rows])
-        loss = self.compute_loss_from_embeddings(anchors, positives, negatives, row[order[2 * rows :]])
+        parts = [rows, positives, len(order) - rows - positives]
+        anchors, other, negatives = embeddings[order].split(parts)
+        anchor_ids, positive_ids, _ = text_id[order].split(parts)
+        if not positives:  # one dropout mask for both views: each sentence was encoded once
+            other, positive_ids = anchors, anchor_ids
+        ids = (anchor_ids, positive_ids) if self.mask_false_negatives else (None, None)
+        loss = self.compute_loss_from_embeddings(anchors, other, negatives, row[order[rows + positives :]], *ids)
         if with_backward:
             loss.backward()
             loss = loss.detach()
@@ -153,17 +221,21 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         positives: Tensor,
         negatives: Tensor | None = None,
         negative_rows: Tensor | None = None,
+        anchor_ids: Tensor | None = None,
+        positive_ids: Tensor | None = None,
     ) -> Tensor:
         """The formula itself, in float32 (or float64 if the embeddings are).
 
         Args:
             anchors: Shape ``(N, dim)``.
             positives: Shape ``(N, dim)``; the positive of each anchor.
-            negatives: Shape ``(M, dim)``; all hard negatives of the batch, in any order.
+            negatives: Shape ``(M, dim)``; all hard negatives of this device, in any order.
             negative_rows: Shape ``(M,)``; the row that each hard negative belongs to.
+            anchor_ids: Shape ``(N,)``; equal numbers for equal texts. Given both, false negatives are masked.
+            positive_ids: Shape ``(N,)``.
 
         Returns:
-            The mean of the rows' losses, a scalar.
+            The mean of the rows' losses, a scalar. Across devices, the mean over the devices is that of all rows.
 
         Raises:
             ValueError: Shapes that do not fit together.
@@ -175,8 +247,29 @@ class SimCSELoss(CachedLossMixin, nn.Module):
                 f"{len(anchors)} anchors need as many positives, not {len(positives)}, and {len(negatives)} hard "
                 f"negatives as many rows, not {len(negative_rows)}"
             )
+        sentences = len(anchors) + (0 if positives is anchors else len(positives)) + len(negatives)
+        target = torch.arange(len(anchors), device=anchors.device)
+        ids = None if anchor_ids is None or positive_ids is None else torch.stack([anchor_ids, positive_ids], dim=1)
+        all_ids, rows, devices = ids, len(anchors), 1
+        if self.gather_across_devices and get_world_size() > 1:
+            devices = get_world_size()
+            counts, negative_counts = _counts(anchors), _counts(negatives)
+            begin, rows = sum(counts[: get_rank()]), sum(counts)
+            target = target + begin
+            negative_rows = _gather(negative_rows + begin, negative_counts)
+            positives, negatives = _gather(positives, counts), _gather(negatives, negative_counts)
+            all_ids = None if ids is None else _gather(ids, counts)
+
+        own = target[:, None] == negative_rows[None, :]
+        left_out = torch.zeros(len(anchors), rows + len(negatives), dtype=torch.bool, device=anchors.device)
+        if ids is not None and all_ids is not None:
+            left_out[:, :rows] = _false_negatives(ids, all_ids, target)
+        masked = 0 if ids is None else int(left_out.sum())
+        if not self.share_hard_negatives:
+            left_out[:, rows:] = ~own
         if torch.is_grad_enabled():
-            self.seen.add(len(anchors), len(positives), len(negatives))
+            self.seen.add(sentences, ((~left_out).sum(dim=1) - 1).tolist(), masked)
+
         # Half precision cannot hold cosines over a temperature of 0.05: exp(20) overflows fp16, and bf16 has three
         # significant digits. Autocast would round the product again.
         with torch.autocast(anchors.device.type, enabled=False):
@@ -185,15 +278,40 @@ class SimCSELoss(CachedLossMixin, nn.Module):
                 F.normalize(vectors.to(precision), dim=-1) for vectors in (anchors, torch.cat([positives, negatives]))
             )
             logits = anchor @ candidate.T / self.temperature
-            target = torch.arange(len(anchors), device=logits.device)
             if self.hard_negative_weight != 1.0:
-                own = target[:, None] == negative_rows[None, :]
-                logits = logits + F.pad(own.to(precision), (len(positives), 0)) * math.log(self.hard_negative_weight)
-            return F.cross_entropy(logits, target)
+                logits = logits + F.pad(own.to(precision), (rows, 0)) * math.log(self.hard_negative_weight)
+            loss = F.cross_entropy(logits.masked_fill(left_out, -math.inf), target)
+            # Data-parallel training takes the mean over devices, which is that over rows if each has as many.
+            return loss if len(anchors) * devices == rows else loss * (len(anchors) * devices / rows)
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Tensor],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: RandContext | None = None,
+    ) -> tuple[Tensor, RandContext | None]:
+        """Embeds some sentences of a batch, through the head if there is one (overrides ``CachedLossMixin``)."""
+        self._pooled = [] if self.head is not None else None
+        reps, state = super().embed_minibatch(sentence_feature, begin, end, with_grad, copy_random_state, random_state)
+        if self.head is not None and self._pooled is not None:
+            with torch.set_grad_enabled(with_grad and torch.is_grad_enabled()):
+                reps = self.head(self._pooled[0])
+        self._pooled = None
+        return reps, state
 
     def get_config_dict(self) -> dict[str, Any]:
         """The arguments that determine the loss, for the model card."""
-        return {"temperature": self.temperature, "hard_negative_weight": self.hard_negative_weight}
+        return {
+            "temperature": self.temperature,
+            "hard_negative_weight": self.hard_negative_weight,
+            "share_hard_negatives": self.share_hard_negatives,
+            "mask_false_negatives": self.mask_false_negatives,
+            "train_only_head": self.head is not None,
+            "gather_across_devices": self.gather_across_devices,
+        }
 
     @property
     def citation(self) -> str:
@@ -211,28 +329,63 @@ class SimCSELoss(CachedLossMixin, nn.Module):
 }
 """
 
-    def _embed(self, features: list[dict[str, Tensor]]) -> list[list[Tensor]]:
-        """Embeds a flat batch chunk by chunk, each trimmed to its own longest sentence, or a batch a column."""
-        if not _is_flat(features):
-            return [[column] for column in embed_columns(self.model, features)]
-        sentences = len(features[0]["row"])
-        on_cpu = features[0]["row"].device.type == "cpu"
-        size = self.chunk_size or (CPU_CHUNK_SIZE if on_cpu else sentences)
-        ranges = [(begin, min(begin + size, sentences)) for begin in range(0, sentences, size)]
-        chunks = self.embed_minibatch_iter(features[0], with_grad=True, copy_random_state=False, ranges=ranges)
-        return [[embeddings for embeddings, _ in chunks]]
+    def _add_head(self, model: SentenceTransformer) -> None:
+        dimension = model.get_embedding_dimension()
+        if dimension is None:
+            raise ValueError("the model does not tell its embedding dimension, which train_only_head needs")
+        linear = nn.Linear(dimension, dimension, device=model.device)
+        # As the paper's code initialises it, like every linear layer of BERT.
+        nn.init.normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+        self.head = nn.Sequential(linear, nn.Tanh())
+        # The head stands between pooling and normalisation. What the model returns is normalised already, so the
+        # pooled vectors are taken on the way, and only while this loss is encoding.
+        last = [module for module in model if not isinstance(module, Normalize)][-1]
+
+        def take(_module: nn.Module, _inputs: Any, output: dict[str, Tensor]) -> None:
+            if self._pooled is not None:
+                self._pooled.append(output["sentence_embedding"])
+
+        last.register_forward_hook(take)
 
 
-def _is_flat(features: list[dict[str, Tensor]]) -> bool:
-    return len(features) == 1 and "role" in features[0]
+def _false_negatives(local: Tensor, all_rows: Tensor, target: Tensor) -> Tensor:
+    """Which other rows' positives are no negatives of a row, shape ``(N, all N)``.
+
+    Args:
+        local: Ids of this device's anchors and positives, shape ``(N, 2)``.
+        all_rows: Those of all devices, shape ``(all N, 2)``.
+        target: The place of each of this device's rows among all, shape ``(N,)``.
+    """
+    anchor, positive = local[:, :1], local[:, 1:]
+    other_anchor, other_positive = all_rows.T
+    same = (other_positive == anchor) | (other_positive == positive) | (other_anchor == anchor)
+    return same.scatter(1, target[:, None], value=False)
 
 
 def _columns_layout(reps: list[list[Tensor]]) -> Tensor:
-    """Each sentence's row and role, shape ``(sentences, 2)``, for anchors, positives and columns of hard negatives."""
+    """Row, role and (no) text id of each sentence, shape ``(sentences, 3)``, for a batch a column."""
     if len(reps) < 2:
         raise ValueError("SimCSELoss needs anchors and positives: two columns, or a batch of SimCSECollator")
     lengths = {sum(len(chunk) for chunk in chunks) for chunks in reps}
     if len(lengths) > 1:
         raise ValueError(f"columns of one batch have different numbers of rows: {sorted(lengths)}")
     row = torch.arange(lengths.pop(), device=reps[0][0].device)
-    return torch.cat([torch.stack([row, row.new_full(row.shape, min(role, 2))], 1) for role in range(len(reps))])
+    nothing = torch.zeros_like(row)
+    return torch.cat([torch.stack([row, nothing + min(role, 2), nothing], 1) for role in range(len(reps))])
+
+
+def _counts(local: Tensor) -> list[int]:
+    """How many rows each device has, in order of rank."""
+    return all_gather(torch.tensor([len(local)], device=local.device)).tolist()
+
+
+def _gather(local: Tensor, counts: list[int]) -> Tensor:
+    """The rows of all devices in order of rank, however many each has, with gradients to all."""
+    longest = max(counts)
+    if longest == 0:
+        return local
+    # Collectives need equal shapes: every device sends as many rows as the one that has most.
+    padded = F.pad(local, (0, 0) * (local.ndim - 1) + (0, longest - len(local)))
+    gathered = (all_gather_with_grad if local.is_floating_point() else all_gather)(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered.split(longest), counts, strict=True)])

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import is_offline_mode
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    Transformer,
+    WeightedLayerPooling,
+)
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
 
 from simcse_st.errors import InputError
+
+POOLINGS = ("cls", "mean", "first_last_avg")
 
 
 def build_model(
     base: str | Path,
     *,
     pooling: str = "cls",
+    head: bool = False,
+    dropout: float | None = None,
     max_length: int = 512,
     revision: str | None = None,
     device: str | None = None,
@@ -29,7 +43,12 @@ def build_model(
     Args:
         base: A hub id, a local folder of a bare encoder, or a local Sentence Transformers folder, of which the
             encoder alone is taken.
-        pooling: How token vectors become a sentence vector: ``"cls"`` takes the first token's.
+        pooling: How token vectors become a sentence vector: ``"cls"`` takes the first token's, ``"mean"`` the mean of
+            all, ``"first_last_avg"`` the mean over tokens of the mean of the first and the last layer's outputs (a
+            baseline of the paper, table 5).
+        head: Puts a linear layer with tanh between pooling and normalisation, which is part of the model (paper,
+            table 6, for supervised training).
+        dropout: Sets all dropout probabilities of the encoder: hidden states and attention.
         max_length: Tokens a sentence may have; at most what the encoder's positions allow.
         revision: Commit, tag or branch of a hub base.
         device: Where to put it; by default a GPU if there is one.
@@ -38,37 +57,75 @@ def build_model(
         The model, in float32.
 
     Raises:
-        InputError: There is no such base, it is out of reach, or it holds no encoder.
+        InputError: There is no such base, it is out of reach, it holds no encoder, or has no dropout to set.
     """
-    path = _encoder_path(base)
-    try:
-        transformer = Transformer(
-            path,
-            model_kwargs={"dtype": torch.float32, "revision": revision},
-            processor_kwargs={"revision": revision},
-            config_kwargs={"revision": revision},
-        )
-    except (OSError, ValueError) as error:
-        # transformers raises these, with a paragraph of advice, for all that can be wrong with a name or a folder.
-        place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
-        offline = " (offline: HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
-        reason = " ".join(str(error).split())
-        raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {reason}") from error
+    if pooling not in POOLINGS:
+        raise InputError(f"model.pooling is {pooling!r}, but must be {', '.join(POOLINGS)}")
+    transformer = _load_encoder(base, revision, dropout, all_layers=pooling == "first_last_avg")
     limit = transformer.max_seq_length
     transformer.max_seq_length = min(max_length, limit) if limit else max_length
     dimension = transformer.get_embedding_dimension()
-    return SentenceTransformer(
-        modules=[transformer, Pooling(dimension, pooling_mode=pooling), Normalize()], device=device
-    )
+    modules: list[nn.Module] = [transformer]
+    if pooling == "first_last_avg":
+        layers = transformer.config.num_hidden_layers
+        first_and_last = nn.Parameter(torch.zeros(layers + 1), requires_grad=False)
+        first_and_last[[1, layers]] = 1.0  # 0 is the output of the embeddings
+        modules.append(WeightedLayerPooling(dimension, layers, layer_start=0, layer_weights=first_and_last))
+    modules.append(Pooling(dimension, pooling_mode="cls" if pooling == "cls" else "mean"))
+    if head:
+        # Initialised like every linear layer of BERT, as in the paper's code.
+        weight = torch.empty(dimension, dimension).normal_(std=0.02)
+        modules.append(Dense(dimension, dimension, init_weight=weight, init_bias=torch.zeros(dimension)))
+    return SentenceTransformer(modules=[*modules, Normalize()], device=device)
 
 
-def weights_sha256(model: torch.nn.Module) -> str:
+def dropout_probabilities(model: SentenceTransformer) -> dict[str, float]:
+    """The dropout probabilities of a model's encoder, by their names in its configuration."""
+    return _dropouts(model[0].config) if isinstance(model[0], Transformer) else {}
+
+
+def _dropouts(config: PretrainedConfig) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if re.search(r"dropout", name) and not re.search(r"classif|summary|pooler", name) and isinstance(value, float)
+    }
+
+
+def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over a model's weights (names, types, shapes and values), whatever file or device holds them."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _load_encoder(base: str | Path, revision: str | None, dropout: float | None, *, all_layers: bool) -> Transformer:
+    path = _encoder_path(base)
+    config: dict[str, Any] = {"revision": revision}
+    if all_layers:
+        config["output_hidden_states"] = True
+    try:
+        if dropout is not None:
+            names = _dropouts(AutoConfig.from_pretrained(path, revision=revision))
+            if not names:
+                raise InputError(f"model.dropout: the encoder {str(base)!r} has no dropout that could be set")
+            config.update(dict.fromkeys(names, dropout))
+        return Transformer(
+            path,
+            model_kwargs={"dtype": torch.float32, "revision": revision},
+            processor_kwargs={"revision": revision},
+            config_kwargs=config,
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        # transformers raises these, with a paragraph of advice, for all that can be wrong with a name or a folder.
+        place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
+        offline = " (offline: HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
+        reason = " ".join(str(error).split())
+        raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {reason}") from error
 
 
 def _encoder_path(base: str | Path) -> str:

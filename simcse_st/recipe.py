@@ -39,6 +39,8 @@ class HubDataset(_Section):
     """The split to read: by default ``train`` for ``data.train``, ``validation`` for ``dev``, ``test`` for ``test``."""
     revision: str | None = None
     """A commit, tag or branch; name a commit to be sure of the same data later."""
+    files: str | None = None
+    """The files to read, by name or pattern, where the data set's own configuration does not name them."""
 
 
 class Sample(_Section):
@@ -60,8 +62,18 @@ class ModelSection(_Section):
     """Commit, tag or branch of a hub base."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Required SHA-256 of a local base's ``model.safetensors``; another file is refused."""
-    pooling: Literal["cls"] = "cls"
-    """How token vectors become one sentence vector (paper, section 6.3: [CLS])."""
+    pooling: Literal["cls", "mean", "first_last_avg"] = "cls"
+    """How token vectors become one sentence vector: the first token's ([CLS], as in the paper), the mean of all, or
+    the mean over tokens of the first and the last layer's."""
+    head: Literal["none", "train-only", "keep"] = "none"
+    """The paper's MLP (linear, tanh) behind pooling: absent, in training only (its unsupervised models), or part of
+    the saved model (its supervised ones)."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Sets all dropout probabilities of the encoder, hidden and attention; null leaves the encoder's own (0.1 in
+    BERT)."""
+    shared_dropout_mask: bool = False
+    """Ablation of unsupervised training (paper, table 3): both views of a sentence get the same dropout mask, which
+    makes them one vector."""
     max_length: int = Field(default=512, gt=0)
     """Tokens a sentence may have in the saved model and in every evaluation."""
 
@@ -70,8 +82,11 @@ class DataSection(_Section):
     """What it is trained and measured on. Paths are relative to the working directory."""
 
     train: str | HubDataset
-    """Labelled NLI rows (premise, hypothesis, label) or pairs and triplets (anchor, positive, negative...): a JSON
-    Lines or CSV file, a hub data set, or ``package:NAME/PATH``."""
+    """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
+    (one sentence a line): a JSON Lines, CSV or text file, a hub data set, or ``package:NAME/PATH``."""
+    kind: Literal["pairs", "sentences"] = "pairs"
+    """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
+    the data, whatever its column, towards itself under another dropout mask."""
     dev: str | HubDataset = "sentence-transformers/stsb"
     """Graded sentence pairs that choose the best step."""
     test: str | HubDataset = "sentence-transformers/stsb"
@@ -89,7 +104,16 @@ class LossSection(_Section):
     """tau: cosine similarities are divided by it (paper, table D.1: 0.05)."""
     hard_negative_weight: float = Field(default=1.0, gt=0)
     """alpha: how many times a row's own hard negatives count in its denominator; log(alpha) on their logits, not a
-    factor on the loss (paper, table 9: 1)."""
+    factor on the loss (paper, table 7: 1)."""
+    share_hard_negatives: bool = True
+    """Whether a row's hard negatives are negatives of all rows of the batch (the paper) or of their own row only."""
+    mask_false_negatives: bool = False
+    """Leaves another row's positive out of a row's denominator if its text is that of the row's anchor or positive,
+    or if both have the same anchor. The paper does not."""
+    mini_batch_size: int | None = Field(default=None, gt=0)
+    """Turns gradient caching on: memory for so many sentences instead of a whole batch, for about half the speed."""
+    mini_batch_num_tokens: int | None = Field(default=None, gt=0)
+    """The same, counted in tokens."""
     chunk_size: int | None = Field(default=None, gt=0)
     """Sentences of one forward pass, sorted by length so that little is padded. By default 32 on a CPU and the whole
     batch on a GPU. Changes speed, not the loss."""
@@ -99,7 +123,7 @@ class TrainingSection(_Section):
     """How long and how fast."""
 
     batch_size: int = Field(default=128, gt=1)
-    """Rows of a batch on each device: an anchor sees the other rows' positives and every hard negative."""
+    """Rows of a batch, over all devices together: an anchor sees the other rows' positives and all hard negatives."""
     epochs: int = Field(default=3, gt=0)
     """Passes over the data."""
     max_steps: int | None = Field(default=None, gt=0)

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.util.distributed import distributed_evaluation
+from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
-from simcse_st.callbacks import LossProgress, STSCallback
+from simcse_st.callbacks import HeadCallback, LossProgress, STSCallback
 from simcse_st.card import render_card
 from simcse_st.collator import SimCSECollator
-from simcse_st.data import GradedPairs, Pairs, Source, file_sha256, load_graded_pairs, load_pairs, truncation
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
+from simcse_st.inputs import Inputs, environment_of, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
-from simcse_st.modeling import build_model, weights_sha256
-from simcse_st.recipe import HubDataset, Recipe, resolve
+from simcse_st.modeling import weights_sha256
+from simcse_st.recipe import Recipe
 
 logger = logging.getLogger(__name__)
-
-_PACKAGES = (
-    "simcse-st",
-    "sentence-transformers",
-    "transformers",
-    "torch",
-    "datasets",
-    "huggingface_hub",
-    "scipy",
-    "numpy",
-)
 
 
 @dataclass(frozen=True)
@@ -53,18 +44,6 @@ class TrainResult:
     folder: Path
     model: SentenceTransformer
     results: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """Everything a run needs, loaded and checked before its folder is made."""
-
-    model: SentenceTransformer
-    pairs: Pairs
-    dev: GradedPairs
-    test: GradedPairs
-    precision: str
-    manifest: dict[str, Any]
 
 
 def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool = False) -> TrainResult:
@@ -83,29 +62,41 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         RunError: Training went wrong, or the saved weights are not those of the best score.
     """
     folder = Path(output) if output else Path("runs") / recipe.name
-    _check_folder(folder, overwrite)
-    inputs = _load(recipe)
-    _state(recipe, inputs)
+    process = PartialState()
+    if process.is_main_process:
+        _check_folder(folder, overwrite)
+    inputs = load_inputs(recipe, process.num_processes)
+    environment = environment_of(inputs, process.num_processes)
+    if process.is_main_process:
+        state_inputs(recipe, inputs)
+        _make_folder(folder, recipe, inputs.manifest, environment)
+    process.wait_for_everyone()
 
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    environment = _environment(inputs)
-    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    _write_json(folder / "manifest.json", inputs.manifest)
-    _write_json(folder / "environment.json", environment)
-
-    dev = STSEvaluator(inputs.dev.sentences1, inputs.dev.sentences2, inputs.dev.scores)
-    test = STSEvaluator(inputs.test.sentences1, inputs.test.sentences2, inputs.test.scores)
-    best = STSCallback(
-        dev, folder / "checkpoints" / "best", eval_steps=recipe.training.eval_steps, history=folder / "history.jsonl"
+    dev, test = (STSEvaluator(part.sentences1, part.sentences2, part.scores) for part in (inputs.dev, inputs.test))
+    set_seed(recipe.seed)  # for the head's first weights
+    loss = SimCSELoss(
+        inputs.model,
+        train_only_head=recipe.model.head == "train-only",
+        gather_across_devices=process.num_processes > 1,
+        **recipe.loss.model_dump(),
     )
-    loss = SimCSELoss(inputs.model, **recipe.loss.model_dump())
-    base_test = test(inputs.model)["spearman"]
+    best = STSCallback(
+        dev,
+        folder / "checkpoints" / "best",
+        eval_steps=recipe.training.eval_steps,
+        history=folder / "history.jsonl",
+        step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
+    )
+    with distributed_evaluation(inputs.model) as scores:
+        base_test = test(inputs.model)["spearman"] if scores else None
     begin = time.perf_counter()
-    total_steps = _fit(recipe, inputs, loss, best, folder / "checkpoints")
+    total_steps = _fit(recipe, inputs, loss, best, folder / "checkpoints", process.num_processes)
     seconds = time.perf_counter() - begin - best.seconds
+    sentences = sum(gather_object([loss.seen.sentences]))
 
+    if not process.is_main_process:
+        process.wait_for_everyone()
+        return TrainResult(folder, _load_saved(folder), json.loads((folder / "results.json").read_text("utf-8")))
     model = _keep(best, folder)
     results = {
         "recipe": recipe.name,
@@ -116,13 +107,14 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "test": {**test(model), "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
         "train_seconds": seconds,
-        "sentences_per_second": loss.seen.sentences / seconds,
+        "sentences_per_second": sentences / seconds,
         "batches": loss.seen.summary(),
     }
     card = render_card(recipe.model_dump(mode="json"), results, inputs.manifest, environment)
     (folder / "model" / "README.md").write_text(card, encoding="utf-8")
     _write_json(folder / "results.json", results)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    process.wait_for_everyone()
     return TrainResult(folder, model, results)
 
 
@@ -142,95 +134,28 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
         raise InputError(f"{folder} is no run folder (it has no recipe.yaml), so --overwrite will not replace it")
 
 
-def _load(recipe: Recipe) -> _Inputs:
-    """Loads and checks all that a run needs, cheap things first."""
-    data, sample = recipe.data, recipe.data.sample
-    dev = load_graded_pairs(_source(data.dev, "validation"))
-    test = load_graded_pairs(_source(data.test, "test"))
-    pairs = load_pairs(
-        _source(data.train, "train"),
-        hard_negatives=data.hard_negatives,
-        sample_rows=sample.rows if sample else None,
-        sample_seed=sample.seed if sample else 0,
-    )
-    if len(pairs) < recipe.training.batch_size:
-        raise InputError(
-            f"data.train: {len(pairs)} pairs are fewer than one batch of {recipe.training.batch_size}: "
-            "lower training.batch_size or give more data"
-        )
-    if torch.cuda.device_count() > 1 and not torch.distributed.is_torchelastic_launched():
-        raise InputError(
-            f"{torch.cuda.device_count()} GPUs without a launcher: start one process a GPU, e.g. torchrun "
-            "--nproc-per-node gpu -m simcse_st train ..., or choose one with CUDA_VISIBLE_DEVICES=0"
-        )
-    base = resolve(recipe.model.base)
-    if recipe.model.sha256:
-        _check_weights(Path(base), recipe.model.sha256)
-    model = build_model(
-        base, pooling=recipe.model.pooling, max_length=recipe.model.max_length, revision=recipe.model.revision
-    )
-    limit = recipe.training.max_length
-    if limit > (longest := model.max_seq_length or limit):
-        raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
-    manifest = {
-        "train": {**pairs.facts, "truncation": truncation(model.tokenizer, pairs.texts, limit)},
-        "dev": dev.facts,
-        "test": test.facts,
-    }
-    return _Inputs(model, pairs, dev, test, _precision(recipe, model.device), manifest)
+def _make_folder(folder: Path, recipe: Recipe, manifest: dict[str, Any], environment: dict[str, Any]) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    _write_json(folder / "manifest.json", manifest)
+    _write_json(folder / "environment.json", environment)
 
 
-def _source(reference: str | HubDataset, default_split: str) -> Source:
-    if isinstance(reference, HubDataset):
-        return Source(reference.dataset, reference.config, reference.split or default_split, reference.revision)
-    return Source(resolve(reference), split=default_split)
+def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
+    """Gives the number of masked cells since it was last asked."""
+    before = 0
+
+    def facts() -> dict[str, int]:
+        nonlocal before
+        since, before = loss.seen.masked_cells - before, loss.seen.masked_cells
+        return {"masked_cells": since}
+
+    return facts
 
 
-def _check_weights(folder: Path, expected: str) -> None:
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise InputError(f"model.sha256: {folder} has no model.safetensors to compare it with")
-    if (found := file_sha256(path)) != expected:
-        raise InputError(f"{path}: its SHA-256 is {found}, but model.sha256 requires {expected}")
-
-
-def _precision(recipe: Recipe, device: torch.device) -> str:
-    wanted = recipe.training.precision
-    if wanted == "auto":
-        return "fp16" if device.type == "cuda" else "fp32"
-    if wanted == "fp16" and device.type == "cpu":
-        raise InputError("training.precision is fp16, which needs a GPU: on this CPU use bf16 or fp32")
-    return wanted
-
-
-def _state(recipe: Recipe, inputs: _Inputs) -> None:
-    """Says once what the loss is going to see."""
-    facts, cut, batch = inputs.manifest["train"], inputs.manifest["train"]["truncation"], recipe.training.batch_size
-    parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
-    hard = batch * facts["hard_negatives"] / facts["pairs"]
-    logger.info(
-        "model    %s, %.1fM parameters, pooling %s, on %s in %s",
-        recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,
-    )  # fmt: skip
-    logger.info(
-        "data     %d pairs of %d rows; %d (%.1f%%) have a hard negative, %d hard negatives in all",
-        facts["pairs"], facts["rows_read"], facts["pairs_with_hard_negative"],
-        100 * facts["share_with_hard_negative"], facts["hard_negatives"],
-    )  # fmt: skip
-    if facts["columns_left_out"]:
-        logger.warning("columns  %s hold no text role and are left out", ", ".join(facts["columns_left_out"]))
-    logger.info(
-        "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
-        batch, batch - 1 + hard, batch - 1, hard,
-    )  # fmt: skip
-    logger.info(
-        "lengths  %d of %d texts (%.1f%%) are longer than %d tokens; %d tokens are cut off",
-        cut["texts_truncated"], cut["texts"], 100 * cut["texts_truncated"] / cut["texts"], cut["max_length"],
-        cut["tokens_truncated"],
-    )  # fmt: skip
-
-
-def _fit(recipe: Recipe, inputs: _Inputs, loss: SimCSELoss, best: STSCallback, checkpoints: Path) -> int:
+def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, checkpoints: Path, devices: int) -> int:
     """Trains; returns the number of steps."""
     settings = recipe.training
     schedule: str = settings.schedule
@@ -238,7 +163,7 @@ def _fit(recipe: Recipe, inputs: _Inputs, loss: SimCSELoss, best: STSCallback, c
         schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
     args = SentenceTransformerTrainingArguments(
         output_dir=str(checkpoints),
-        per_device_train_batch_size=settings.batch_size,
+        per_device_train_batch_size=settings.batch_size // devices,
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
         learning_rate=settings.learning_rate,
@@ -260,10 +185,14 @@ def _fit(recipe: Recipe, inputs: _Inputs, loss: SimCSELoss, best: STSCallback, c
     trainer = _Trainer(
         model=inputs.model,
         args=args,
-        train_dataset=inputs.pairs.dataset(),
+        train_dataset=inputs.data.dataset(),
         loss=loss,
-        data_collator=SimCSECollator(inputs.model.preprocess, max_length=settings.max_length),
-        callbacks=[best],
+        data_collator=SimCSECollator(
+            inputs.model.preprocess,
+            max_length=settings.max_length,
+            shared_dropout_mask=recipe.model.shared_dropout_mask,
+        ),
+        callbacks=[best, *([HeadCallback(loss.head)] if loss.head else [])],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)
@@ -277,22 +206,14 @@ def _keep(best: STSCallback, folder: Path) -> SentenceTransformer:
         raise RunError("no step was scored, so there are no weights to keep")
     target = folder / "model"
     best.best_model.rename(target)
-    model = SentenceTransformer(str(target), local_files_only=True)
+    model = _load_saved(folder)
     if weights_sha256(model) != best.best_sha256:
         raise RunError(f"{target} does not load as the weights that were scored at step {best.best_step}")
     return model
 
 
-def _environment(inputs: _Inputs) -> dict[str, Any]:
-    device = inputs.model.device
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "precision": inputs.precision,
-    }
+def _load_saved(folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(folder / "model"), local_files_only=True)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

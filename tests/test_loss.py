@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from torch import Tensor
 
-from helpers import sentences
+from helpers import collect, gradients, sentences
 from simcse_st import SimCSECollator, SimCSELoss
 
 COUNTS = {
@@ -38,16 +38,6 @@ def by_hand(
                 denominator = denominator + (alpha if owner == i else 1.0) * term(anchor, negative)
         losses.append(-torch.log(term(anchor, positives[i]) / denominator))
     return sum(losses) / len(losses)  # type: ignore[return-value]
-
-
-def collect(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What the trainer makes of a collated batch: one feature dict for each prefix of ``*_input_ids``."""
-    prefixes = [key.removesuffix("input_ids") for key in batch if key.endswith("_input_ids")]
-    return [{k.removeprefix(prefix): v for k, v in batch.items() if k.startswith(prefix)} for prefix in prefixes]
-
-
-def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def loss_and_gradients(loss: torch.nn.Module, features: list[dict[str, Tensor]]) -> tuple[float, dict[str, Tensor]]:
@@ -211,6 +201,7 @@ def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
         "negatives": 4 * 3 + 6 * 10,
         "fewest_negatives": 3,
         "most_negatives": 10,
+        "masked_cells": 0,
         "mean_negatives": 7.2,
     }
 

@@ -6,7 +6,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +83,11 @@ def load_pairs(
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.name}: there is no row in it")
-    columns = _Columns.of(first)
+    columns = Columns.of(first)
     make, rule = (_pairs_of_labelled, NLI_RULE) if columns.labelled else (_pairs_as_given, PAIR_RULE)
     counts: Counter[str] = Counter(rows_read=0, rows_without_consensus=0)
-    triples = make(
-        itertools.chain([first], rows), columns, counts, lambda kept: _sample(kept, source, sample_rows, sample_seed)
-    )
+    rows = itertools.chain([first], rows)
+    triples = make(rows, columns, counts, lambda kept: draw_sample(kept, source, sample_rows, sample_seed))
     if not triples:
         raise InputError(f"{source.name}: none of its {counts['rows_read']} rows is an entailment, so there is no pair")
     anchors, positives, negatives = (list(column) for column in zip(*triples, strict=True))
@@ -133,11 +132,11 @@ def truncation(tokenizer: Callable[..., Any], texts: Sequence[str], max_length: 
 
 
 Triple = tuple[str, str, list[str]]
-Sample = Callable[[list[Any]], list[Any]]
+Sampler = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """Which columns hold what, found by their names."""
 
     labelled: bool
@@ -148,7 +147,12 @@ class _Columns:
     left_out: list[str]
 
     @classmethod
-    def of(cls, row: Row) -> _Columns:
+    def of(cls, row: Row) -> Columns:
+        """Recognises the columns of a row.
+
+        Raises:
+            InputError: They are neither of labelled rows nor of pairs.
+        """
         for labelled, known in ((True, _NLI_COLUMNS), (False, _PAIR_COLUMNS)):
             for first, second, third in known:
                 needed = {first, second, third} if labelled else {first, second}
@@ -161,17 +165,17 @@ class _Columns:
         )
 
 
-def _pairs_of_labelled(rows: Iterable[Row], columns: _Columns, counts: Counter[str], sample: Sample) -> list[Triple]:
+def _pairs_of_labelled(rows: Iterable[Row], columns: Columns, counts: Counter[str], sample: Sampler) -> list[Triple]:
     labelled = []
     for row in rows:
         counts["rows_read"] += 1
-        label = _label(row, columns.third)
+        label = label_of(row, columns.third)
         if label is None:
             counts["rows_without_consensus"] += 1
         elif label == NEUTRAL:
             labelled.append(("", "", label))  # counts for the sample; its text is not used
         else:
-            labelled.append((_text(row, columns.first), _text(row, columns.second), label))
+            labelled.append((text_of(row, columns.first), text_of(row, columns.second), label))
     labelled = sample(labelled)
     first_contradiction: dict[str, str] = {}
     for premise, hypothesis, label in labelled:
@@ -184,17 +188,16 @@ def _pairs_of_labelled(rows: Iterable[Row], columns: _Columns, counts: Counter[s
     ]
 
 
-def _pairs_as_given(rows: Iterable[Row], columns: _Columns, counts: Counter[str], sample: Sample) -> list[Triple]:
+def _pairs_as_given(rows: Iterable[Row], columns: Columns, counts: Counter[str], sample: Sampler) -> list[Triple]:
     triples = []
     for row in rows:
         counts["rows_read"] += 1
-        names = [name for name in row.cells if re.fullmatch(columns.third, name)]
-        negatives = [text for name in names for text in _negatives(row, name)]
-        triples.append((_text(row, columns.first), _text(row, columns.second), negatives))
+        triples.append((text_of(row, columns.first), text_of(row, columns.second), negatives_of(row, columns)))
     return sample(triples)
 
 
-def _label(row: Row, column: str) -> int | None:
+def label_of(row: Row, column: str) -> int | None:
+    """A row's label, 0 to 2, or None where there is no consensus."""
     value = row.cells.get(column)
     # bool and float compare equal to int, but mean something else here.
     if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
@@ -208,7 +211,8 @@ def _label(row: Row, column: str) -> int | None:
     return label
 
 
-def _text(row: Row, column: str) -> str:
+def text_of(row: Row, column: str) -> str:
+    """A sentence that must be there."""
     value = row.cells.get(column)
     if not isinstance(value, str) or not value.strip():
         what = "is missing" if value is None else f"is {excerpt(value)}"
@@ -216,19 +220,25 @@ def _text(row: Row, column: str) -> str:
     return value
 
 
-def _negatives(row: Row, column: str) -> Iterator[str]:
-    value = row.cells[column]
-    for text in value if isinstance(value, list) else [value]:
-        if text is None or text == "":
+def negatives_of(row: Row, columns: Columns) -> list[str]:
+    """All hard negatives of a row: in any number of columns, each a sentence, a list of sentences, or nothing."""
+    found = []
+    for name, value in row.cells.items():
+        if not re.fullmatch(columns.third, name):
             continue
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(
-                f"{row.where}: {column} is {excerpt(text)}, but must be a sentence, or null where there is none"
-            )
-        yield text
+        for text in value if isinstance(value, list) else [value]:
+            if text is None or text == "":
+                continue
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(
+                    f"{row.where}: {name} is {excerpt(text)}, but must be a sentence, or null where there is none"
+                )
+            found.append(text)
+    return found
 
 
-def _sample(kept: list[Any], source: Source, rows: int | None, seed: int) -> list[Any]:
+def draw_sample(kept: list[Any], source: Source, rows: int | None, seed: int) -> list[Any]:
+    """A sample fixed by its seed, in the order of the file."""
     if rows is None:
         return kept
     if rows > len(kept):

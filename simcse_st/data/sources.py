@@ -13,7 +13,7 @@ from typing import Any
 
 from simcse_st.errors import InputError
 
-FORMATS = (".jsonl", ".csv")
+FORMATS = (".jsonl", ".csv", ".txt")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -34,6 +34,8 @@ class Source:
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+    files: str | None = None
+    """The files of the data set to read, by name or pattern; by default those its own configuration names."""
 
     @property
     def path(self) -> Path | None:
@@ -45,12 +47,12 @@ class Source:
         path = Path(self.name).expanduser()
         if path.is_dir():
             raise InputError(f"{self.name}: is a folder; name a file ({', '.join(FORMATS)}) in it")
-        looks_like_file = path.suffix in (*FORMATS, ".json", ".tsv", ".txt", ".gz", ".parquet")
+        looks_like_file = path.suffix in (*FORMATS, ".json", ".tsv", ".gz", ".parquet")
         if path.exists() or looks_like_file or not _HUB_ID.match(self.name):
             if not path.exists():
                 raise InputError(f"{self.name}: no such file")
             if path.suffix not in FORMATS:
-                raise InputError(f"{self.name}: cannot read {path.suffix or 'this'} files, but {' and '.join(FORMATS)}")
+                raise InputError(f"{self.name}: cannot read {path.suffix or 'this'} files, but {', '.join(FORMATS)}")
             return path
         return None
 
@@ -58,7 +60,13 @@ class Source:
         """What identifies this source in a manifest."""
         if self.path:
             return {"file": self.path.name, "sha256": file_sha256(self.path)}
-        return {"dataset": self.name, "config": self.config, "split": self.split, "revision": self.revision}
+        return {
+            "dataset": self.name,
+            "config": self.config,
+            "split": self.split,
+            "revision": self.revision,
+            "files": self.files,
+        }
 
     def rows(self, csv_columns: list[str] | None = None) -> Iterator[Row]:
         """Reads all rows.
@@ -76,6 +84,8 @@ class Source:
             return self._hub_rows()
         if self.path.suffix == ".csv":
             return _csv_rows(self.path, self.name, csv_columns)
+        if self.path.suffix == ".txt":
+            return _text_rows(self.path, self.name)
         return _jsonl_rows(self.path, self.name)
 
     def _hub_rows(self) -> Iterator[Row]:
@@ -84,7 +94,9 @@ class Source:
 
         label = f"{self.name}[{self.split}]"
         try:
-            rows = datasets.load_dataset(self.name, self.config, split=self.split, revision=self.revision)
+            rows = datasets.load_dataset(
+                self.name, self.config, split=self.split, revision=self.revision, data_files=self.files
+            )
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             # The libraries raise these for all of: no such data set, config or split; no access; no network.
             offline = " (offline: HF_HUB_OFFLINE is set; give a file instead)" if is_offline_mode() else ""
@@ -147,6 +159,11 @@ def _jsonl_rows(path: Path, name: str) -> Iterator[Row]:
         if not isinstance(cells, dict):
             raise InputError(f"{name}:{number}: a row must be a JSON object, not {excerpt(cells)}")
         yield Row(f"{name}:{number}", cells)
+
+
+def _text_rows(path: Path, name: str) -> Iterator[Row]:
+    for number, line in _lines(path, name):
+        yield Row(f"{name}:{number}", {"text": line.rstrip("\r\n")})
 
 
 def _csv_rows(path: Path, name: str, columns: list[str] | None) -> Iterator[Row]:

@@ -1,0 +1,198 @@
+"""Everything that a recipe needs, loaded and checked before anything is written."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import set_seed
+
+from simcse_st.data import (
+    GradedPairs,
+    Pairs,
+    Sentences,
+    Source,
+    file_sha256,
+    load_graded_pairs,
+    load_pairs,
+    load_sentences,
+    truncation,
+)
+from simcse_st.errors import InputError
+from simcse_st.modeling import build_model, dropout_probabilities
+from simcse_st.recipe import HubDataset, Recipe, resolve
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = (
+    "simcse-st",
+    "sentence-transformers",
+    "transformers",
+    "torch",
+    "datasets",
+    "huggingface_hub",
+    "scipy",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything a run needs."""
+
+    model: SentenceTransformer
+    data: Pairs | Sentences
+    dev: GradedPairs
+    test: GradedPairs
+    precision: str
+    manifest: dict[str, Any]
+
+
+def load_inputs(recipe: Recipe, devices: int = 1) -> Inputs:
+    """Loads and checks all that a run needs, cheap things first.
+
+    Args:
+        recipe: What is going to run.
+        devices: The number of processes that train together.
+
+    Raises:
+        InputError: Something cannot be used.
+    """
+    _check_combinations(recipe, devices)
+    dev = load_graded_pairs(_source(recipe.data.dev, "validation"))
+    test = load_graded_pairs(_source(recipe.data.test, "test"))
+    data = _load_training_data(recipe)
+    if len(data) < recipe.training.batch_size:
+        raise InputError(
+            f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of {recipe.training.batch_size}: "
+            "lower training.batch_size or give more data"
+        )
+    base = resolve(recipe.model.base)
+    if recipe.model.sha256:
+        _check_weights(Path(base), recipe.model.sha256)
+    set_seed(recipe.seed)  # for the first weights of a head that is kept
+    model = build_model(
+        base,
+        pooling=recipe.model.pooling,
+        head=recipe.model.head == "keep",
+        dropout=recipe.model.dropout,
+        max_length=recipe.model.max_length,
+        revision=recipe.model.revision,
+    )
+    _check_dropout(recipe, model)
+    limit = recipe.training.max_length
+    if limit > (longest := model.max_seq_length or limit):
+        raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
+    manifest = {
+        "train": {**data.facts, "truncation": truncation(model.tokenizer, data.texts, limit)},
+        "dev": dev.facts,
+        "test": test.facts,
+    }
+    return Inputs(model, data, dev, test, _precision(recipe, model.device), manifest)
+
+
+def _check_combinations(recipe: Recipe, devices: int) -> None:
+    """Keys that are right alone, but not together or not on this machine."""
+    if recipe.model.shared_dropout_mask and recipe.data.kind != "sentences":
+        raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
+    if recipe.training.batch_size % devices:
+        raise InputError(
+            f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} processes"
+        )
+    if devices == 1 and torch.cuda.device_count() > 1:
+        raise InputError(
+            f"{torch.cuda.device_count()} GPUs without a launcher: start one process a GPU, e.g. torchrun "
+            "--nproc-per-node gpu -m simcse_st train ..., or choose one with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
+def _load_training_data(recipe: Recipe) -> Pairs | Sentences:
+    source, sample = _source(recipe.data.train, "train"), recipe.data.sample
+    rows, seed = (sample.rows, sample.seed) if sample else (None, 0)
+    if recipe.data.kind == "sentences":
+        return load_sentences(source, sample_rows=rows, sample_seed=seed)
+    return load_pairs(source, hard_negatives=recipe.data.hard_negatives, sample_rows=rows, sample_seed=seed)
+
+
+def _check_dropout(recipe: Recipe, model: SentenceTransformer) -> None:
+    """Without dropout, two views of a sentence are one vector, and nothing is learned."""
+    probabilities = dropout_probabilities(model)
+    if recipe.data.kind == "sentences" and not recipe.model.shared_dropout_mask and not any(probabilities.values()):
+        names = ", ".join(f"{name}={value:g}" for name, value in probabilities.items()) or "it has none"
+        raise InputError(f"the encoder's dropout is off ({names}), so there are no two views: set model.dropout=0.1")
+
+
+def _source(reference: str | HubDataset, default_split: str) -> Source:
+    if isinstance(reference, HubDataset):
+        split = reference.split or default_split
+        return Source(reference.dataset, reference.config, split, reference.revision, reference.files)
+    return Source(resolve(reference), split=default_split)
+
+
+def _check_weights(folder: Path, expected: str) -> None:
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise InputError(f"model.sha256: {folder} has no model.safetensors to compare it with")
+    if (found := file_sha256(path)) != expected:
+        raise InputError(f"{path}: its SHA-256 is {found}, but model.sha256 requires {expected}")
+
+
+def _precision(recipe: Recipe, device: torch.device) -> str:
+    wanted = recipe.training.precision
+    if wanted == "auto":
+        return "fp16" if device.type == "cuda" else "fp32"
+    if wanted == "fp16" and device.type == "cpu":
+        raise InputError("training.precision is fp16, which needs a GPU: on this CPU use bf16 or fp32")
+    return wanted
+
+
+def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
+    """Says once what the loss is going to see."""
+    facts, cut, batch = inputs.manifest["train"], inputs.manifest["train"]["truncation"], recipe.training.batch_size
+    parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
+    hard = batch * facts.get("hard_negatives", 0) / len(inputs.data)
+    logger.info(
+        "model    %s, %.1fM parameters, pooling %s, on %s in %s",
+        recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,
+    )  # fmt: skip
+    if recipe.data.kind == "sentences":
+        logger.info("data     %d distinct sentences of %d rows", facts["sentences"], facts["rows_read"])
+    else:
+        logger.info(
+            "data     %d pairs of %d rows; %d (%.1f%%) have a hard negative, %d hard negatives in all",
+            facts["pairs"], facts["rows_read"], facts["pairs_with_hard_negative"],
+            100 * facts["share_with_hard_negative"], facts["hard_negatives"],
+        )  # fmt: skip
+    if facts["columns_left_out"]:
+        logger.warning("columns  %s hold no text role and are left out", ", ".join(facts["columns_left_out"]))
+    logger.info(
+        "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
+        batch, batch - 1 + hard, batch - 1, hard,
+    )  # fmt: skip
+    logger.info(
+        "lengths  %d of %d texts (%.1f%%) are longer than %d tokens; %d tokens are cut off",
+        cut["texts_truncated"], cut["texts"], 100 * cut["texts_truncated"] / cut["texts"], cut["max_length"],
+        cut["tokens_truncated"],
+    )  # fmt: skip
+    if recipe.data.kind == "sentences":
+        logger.info("hint     a loss near zero and an early best step are normal here: two views are easily matched")
+
+
+def environment_of(inputs: Inputs, devices: int) -> dict[str, Any]:
+    """What a run runs on, for ``environment.json``."""
+    device = inputs.model.device
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "precision": inputs.precision,
+    }
