@@ -164,51 +164,53 @@ class STSCallback(TrainerCallback):
                 file.write(json.dumps(record) + "\n")
 
 
-class HeadCallback(TrainerCallback):
-    """Keeps the train-only head of a :class:`~simcse_st.loss.SimCSELoss` with its model.
+class LossCallback(TrainerCallback):
+    """Keeps the parameters of a loss, such as a train-only head, with its model.
 
     The trainer optimises the parameters of a loss, but neither saves them, nor restores them, nor averages their
     gradients over devices. This does.
 
     Args:
-        head: The head, ``loss.head``.
+        parameters: They, by their names: ``loss.own_parameters()``.
 
     Raises:
-        RunError: A run resumes from a checkpoint without a head.
+        RunError: A run resumes from a checkpoint without them.
     """
 
-    FILE = "train_only_head.safetensors"
+    FILE = "loss.safetensors"
 
-    def __init__(self, head: nn.Module) -> None:
-        self.head = head
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restores the head of the checkpoint that training resumes from; gives all devices the same one."""
+        """Restores what the checkpoint holds that training resumes from; gives all devices the same."""
         if state.global_step > 0:
             path = self._path(args, state)
             if not path.is_file():
-                raise RunError(f"cannot resume the train-only head: there is no {path}")
-            self.head.load_state_dict(load_file(path))
+                raise RunError(f"cannot resume the parameters of the loss: there is no {path}")
+            saved = load_file(path)
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(saved[name])
         if get_world_size() > 1:
-            for parameter in self.head.parameters():
+            for parameter in self.parameters.values():
                 torch.distributed.broadcast(parameter.data, src=0)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Averages the head's gradients over the devices, as the trainer does for the model's."""
+        """Averages the gradients over the devices, as the trainer does for the model's."""
         if get_world_size() > 1:
-            for parameter in self.head.parameters():
+            for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     torch.distributed.all_reduce(parameter.grad)
                     parameter.grad /= get_world_size()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Adds the head to the checkpoint that was just written."""
+        """Adds them to the checkpoint that was just written."""
         if state.is_world_process_zero:
-            save_file(self.head.state_dict(), self._path(args, state))
+            save_file({name: parameter.data for name, parameter in self.parameters.items()}, self._path(args, state))
 
     def _path(self, args: TrainingArguments, state: TrainerState) -> Path:
         return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / self.FILE

@@ -77,7 +77,8 @@ def train(
 
     with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
         result = simcse_st.training.train(chosen, output, overwrite=overwrite)
-    _print_result(result)
+    if _first_process():
+        _print_result(result)
 
 
 @app.command()
@@ -110,9 +111,16 @@ def _fail(error: Exception, code: int) -> int:
         import traceback
 
         traceback.print_exception(error)
+    if not _first_process():
+        return code
     message = getattr(error, "format_message", error.__str__)()
     print(f"simcse-st: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _first_process() -> bool:
+    """Whether this is the process that speaks, of those that torchrun or accelerate started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _another_base(base: str) -> dict[str, str | None]:
@@ -127,7 +135,7 @@ def _quiet_libraries() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO if _first_process() else logging.ERROR)
     logger.propagate = False
 
     from transformers.utils import logging as transformers_logging

@@ -18,18 +18,19 @@ class RunError(RuntimeError):
     """A run that began and cannot end well, described in one line; the command line exits with code 1."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Names the alternatives to a name that is not known, closest first.
 
     Args:
         name: What the user wrote.
         known: What would have been accepted.
+        prefix: What to print before each, e.g. the section of a key.
 
     Returns:
         ``"did you mean 'a' or 'b'?"`` when something is close, else ``"known: 'a', 'b', ..."``.
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
-        return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
-    return "known: " + ", ".join(repr(candidate) for candidate in known)
+        return "did you mean " + " or ".join(repr(prefix + candidate) for candidate in close) + "?"
+    return "known: " + ", ".join(repr(prefix + candidate) for candidate in known)

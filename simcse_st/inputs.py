@@ -54,12 +54,13 @@ class Inputs:
     manifest: dict[str, Any]
 
 
-def load_inputs(recipe: Recipe, devices: int = 1) -> Inputs:
+def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> Inputs:
     """Loads and checks all that a run needs, cheap things first.
 
     Args:
         recipe: What is going to run.
         devices: The number of processes that train together.
+        device: Where to put this one's model; by default a GPU if there is one.
 
     Raises:
         InputError: Something cannot be used.
@@ -84,6 +85,7 @@ def load_inputs(recipe: Recipe, devices: int = 1) -> Inputs:
         dropout=recipe.model.dropout,
         max_length=recipe.model.max_length,
         revision=recipe.model.revision,
+        device=device,
     )
     _check_dropout(recipe, model)
     limit = recipe.training.max_length

@@ -17,6 +17,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
+from simcse_st.mlm import MaskedLanguageModel
+
 # Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
 CPU_CHUNK_SIZE = 32
 
@@ -87,7 +89,10 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             Needs the batches of :class:`SimCSECollator`.
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
             the model (paper, table 6, for unsupervised training). It is a module of this loss, ``head``; with a
-            :class:`~simcse_st.callbacks.HeadCallback` it is checkpointed, and in step on several devices.
+            :class:`~simcse_st.callbacks.LossCallback` it is checkpointed, and in step on several devices.
+        mlm_weight: Adds so many times the loss of predicting masked tokens of the batch (the paper's code suggests
+            0.1; it is there for transfer tasks, not for STS). 0 does not compute it.
+        mlm_probability: The share of tokens to predict.
         gather_across_devices: Whether anchors see the positives and hard negatives of all devices, with gradients to
             all of them. Without a process group it changes nothing.
         mini_batch_size: Turns gradient caching on: so many sentences are encoded at a time, and their activations
@@ -107,7 +112,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         ======================================================  ======
 
     Raises:
-        ValueError: An argument has no meaning, such as ``temperature=0``.
+        ValueError: An argument has no meaning, such as ``temperature=0``, or two do not go together.
 
     Example:
         >>> loss = SimCSELoss(model, temperature=0.05)
@@ -125,6 +130,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         share_hard_negatives: bool = True,
         mask_false_negatives: bool = False,
         train_only_head: bool = False,
+        mlm_weight: float = 0.0,
+        mlm_probability: float = 0.15,
         gather_across_devices: bool = False,
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
@@ -156,7 +163,18 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self._pooled: list[Tensor] | None = None
         if train_only_head:
             self._add_head(model)
+        if not (mlm_weight >= 0 and math.isfinite(mlm_weight)):
+            raise ValueError(f"mlm_weight must be 0 or a positive number, not {mlm_weight!r}")
+        if mlm_weight and self.uses_gradient_cache:
+            raise ValueError("mlm_weight and gradient caching do not go together: leave out mini_batch_size")
+        self.mlm_weight = mlm_weight
+        self.mlm = MaskedLanguageModel(model, mlm_probability) if mlm_weight else None
         self.seen = BatchFacts()
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained with this loss but belong to no module of the model, by their names."""
+        of_model = {id(parameter) for parameter in self.model.parameters()}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in of_model}
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """The mean loss of a batch.
@@ -186,7 +204,11 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             [chunk for chunk, _ in self.embed_minibatch_iter(feature, with_grad=True, copy_random_state=False)]
             for feature in features
         ]
-        return self.calculate_loss(reps, layout)
+        loss = self.calculate_loss(reps, layout)
+        if self.mlm is not None:
+            terms = [self.mlm(feature) for feature in features]
+            loss = loss + self.mlm_weight * torch.stack(terms).mean()
+        return loss
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -310,6 +332,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             "share_hard_negatives": self.share_hard_negatives,
             "mask_false_negatives": self.mask_false_negatives,
             "train_only_head": self.head is not None,
+            "mlm_weight": self.mlm_weight,
             "gather_across_devices": self.gather_across_devices,
         }
 

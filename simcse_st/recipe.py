@@ -110,6 +110,10 @@ class LossSection(_Section):
     mask_false_negatives: bool = False
     """Leaves another row's positive out of a row's denominator if its text is that of the row's anchor or positive,
     or if both have the same anchor. The paper does not."""
+    mlm_weight: float = Field(default=0.0, ge=0)
+    """Adds so many times the loss of predicting masked tokens (the paper's code: 0.1; for transfer tasks, not STS)."""
+    mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+    """The share of tokens that it predicts."""
     mini_batch_size: int | None = Field(default=None, gt=0)
     """Turns gradient caching on: memory for so many sentences instead of a whole batch, for about half the speed."""
     mini_batch_num_tokens: int | None = Field(default=None, gt=0)
@@ -322,8 +326,9 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     if first["type"] == "extra_forbidden":
         leaf = path[-1]
         same_leaf = [known for known in _all_keys(Recipe) if known.split(".")[-1] == leaf]
-        siblings = [".".join([*path[:-1], name]) for name in _class_at(path[:-1]).model_fields]
-        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(key, siblings)
+        prefix = "".join(f"{part}." for part in path[:-1])
+        siblings = _class_at(path[:-1]).model_fields
+        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, siblings, prefix)
         return f"{place}: unknown key {key!r}: {hint}"
     if first["type"] == "missing":
         return f"{where}: the key {key!r} is missing"

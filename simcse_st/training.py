@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -18,7 +19,7 @@ from sentence_transformers.util.distributed import distributed_evaluation
 from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
-from simcse_st.callbacks import HeadCallback, LossProgress, STSCallback
+from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import render_card
 from simcse_st.collator import SimCSECollator
 from simcse_st.errors import InputError, RunError
@@ -62,10 +63,10 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         RunError: Training went wrong, or the saved weights are not those of the best score.
     """
     folder = Path(output) if output else Path("runs") / recipe.name
-    process = PartialState()
+    process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
     if process.is_main_process:
         _check_folder(folder, overwrite)
-    inputs = load_inputs(recipe, process.num_processes)
+    inputs = load_inputs(recipe, process.num_processes, str(process.device))
     environment = environment_of(inputs, process.num_processes)
     if process.is_main_process:
         state_inputs(recipe, inputs)
@@ -180,8 +181,12 @@ def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, ch
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
+        # Otherwise the process group that is there already would be taken for a mistake.
+        accelerator_config={"use_configured_state": True},
+        use_cpu=inputs.model.device.type == "cpu",
         report_to="none",
     )
+    own = loss.own_parameters()
     trainer = _Trainer(
         model=inputs.model,
         args=args,
@@ -192,7 +197,7 @@ def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, ch
             max_length=settings.max_length,
             shared_dropout_mask=recipe.model.shared_dropout_mask,
         ),
-        callbacks=[best, *([HeadCallback(loss.head)] if loss.head else [])],
+        callbacks=[best, *([LossCallback(own)] if own else [])],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)

@@ -62,7 +62,10 @@ def test_importing_the_package_does_not_import_torch():
 def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     assert run(["recipes"], monkeypatch) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["quickstart", "snli-sup", "snli-sup-no-hard-negatives"]
+    assert [line.split()[0] for line in lines] == [
+        "nli-sup", "quickstart", "snli-sup", "snli-sup-no-hard-negatives", "snli-sup-plus", "snli-unsup",
+        "snli-unsup-same-mask", "wiki-unsup",
+    ]  # fmt: skip
     assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from helpers import collect, sentences
 from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, build_model, load_recipe, train
-from simcse_st.callbacks import HeadCallback
+from simcse_st.callbacks import LossCallback
 from simcse_st.data import Source, load_sentences
 from simcse_st.errors import RunError
 from simcse_st.modeling import dropout_probabilities
@@ -159,7 +159,7 @@ def test_the_head_is_checkpointed_and_resumed(tiny_base: Path, tmp_path: Path):
         )  # fmt: skip
         made = SentenceTransformerTrainer(
             model, args, Dataset.from_dict({"sentence": sentences(24)}), loss=loss,
-            data_collator=SimCSECollator(model.preprocess), callbacks=[HeadCallback(loss.head)],
+            data_collator=SimCSECollator(model.preprocess), callbacks=[LossCallback(loss.own_parameters())],
         )  # fmt: skip
         return made, loss
 
@@ -172,8 +172,8 @@ def test_the_head_is_checkpointed_and_resumed(tiny_base: Path, tmp_path: Path):
         assert torch.equal(loss.state_dict()[name], value), name
     assert not torch.equal(first["head.0.weight"], loss.state_dict()["head.0.weight"])
 
-    (tmp_path / "whole" / "checkpoint-3" / HeadCallback.FILE).unlink()
-    with pytest.raises(RunError, match="cannot resume the train-only head"):
+    (tmp_path / "whole" / "checkpoint-3" / LossCallback.FILE).unlink()
+    with pytest.raises(RunError, match="cannot resume the parameters of the loss"):
         trainer(tmp_path / "whole", 6)[0].train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
 
 
