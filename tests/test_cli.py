@@ -72,7 +72,7 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["train", "snli"], "no recipe 'snli': known: 'quickstart', 'snli-sup'"),
+        (["train", "snli"], "no recipe 'snli': did you mean "),
         (["train", "my.yaml"], "my.yaml: cannot read this recipe: No such file or directory"),
         (["train", "--data", "none.jsonl"], "none.jsonl: no such file"),
         (["train", "--data", "empty.jsonl"], "empty.jsonl: there is no row in it"),
