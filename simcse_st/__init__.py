@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcse_st.callbacks import STSCallback
+    from simcse_st.callbacks import LossCallback, STSCallback
     from simcse_st.collator import SimCSECollator
     from simcse_st.errors import InputError
     from simcse_st.loss import SimCSELoss
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "InputError": "errors",
+    "LossCallback": "callbacks",
     "Recipe": "recipe",
     "STSCallback": "callbacks",
     "SimCSECollator": "collator",
@@ -31,6 +32,7 @@ _HOME = {
 
 __all__ = [
     "InputError",
+    "LossCallback",
     "Recipe",
     "STSCallback",
     "SimCSECollator",

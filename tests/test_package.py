@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata, resources
+from pathlib import Path
+
+from simcse_st.recipe import shipped_recipes
 
 
 def test_recipes_data_and_card_template_are_installed():
@@ -21,3 +25,9 @@ def test_metadata():
     assert package["License-Expression"] == "Apache-2.0"
     assert package["Requires-Python"] == ">=3.10"
     assert {"quickstart", "plot", "test", "dev"} <= set(package.get_all("Provides-Extra"))
+
+
+def test_the_readme_lists_every_recipe():
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([\w-]+)` \|", readme.split("## Recipes")[1].split("## Data")[0], flags=re.M)
+    assert sorted(table) == list(shipped_recipes())
