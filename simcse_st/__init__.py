@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simcse_st.loss import SimCSELoss
     from simcse_st.modeling import build_model
     from simcse_st.recipe import Recipe, load_recipe
-    from simcse_st.training import TrainResult, train
+    from simcse_st.training import SimCSETrainer, TrainResult, train
 
 _HOME = {
     "InputError": "errors",
@@ -24,6 +24,7 @@ _HOME = {
     "STSCallback": "callbacks",
     "SimCSECollator": "collator",
     "SimCSELoss": "loss",
+    "SimCSETrainer": "training",
     "TrainResult": "training",
     "build_model": "modeling",
     "load_recipe": "recipe",
@@ -37,6 +38,7 @@ __all__ = [
     "STSCallback",
     "SimCSECollator",
     "SimCSELoss",
+    "SimCSETrainer",
     "TrainResult",
     "build_model",
     "load_recipe",

@@ -40,6 +40,7 @@ class STSCallback(TrainerCallback):
         best_model: Folder for the best weights; whatever it holds is replaced.
         eval_steps: Steps between two scores.
         metric: The metric to maximise; of equal scores the earliest is kept.
+        base_metrics: The metrics of the untrained model; by default it is scored when training begins.
         history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
         step_facts: Gives what else to write beside a logged loss.
 
@@ -63,6 +64,7 @@ class STSCallback(TrainerCallback):
         *,
         eval_steps: int,
         metric: str = "spearman",
+        base_metrics: dict[str, float] | None = None,
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
@@ -74,7 +76,7 @@ class STSCallback(TrainerCallback):
         self.metric = metric
         self.history = Path(history) if history else None
         self.step_facts = step_facts or dict
-        self.base_metrics: dict[str, float] = {}
+        self.base_metrics = base_metrics or {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
         self.best_sha256 = ""
@@ -84,7 +86,7 @@ class STSCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Scores the untrained model: what to compare with, and proof that the metric exists before hours are spent.
+        """Takes the untrained model's score: what to compare with, and proof before hours are spent that it exists.
 
         Raises:
             InputError: The evaluator does not give the metric.
@@ -92,11 +94,10 @@ class STSCallback(TrainerCallback):
         begin = time.perf_counter()
         with distributed_evaluation(kwargs["model"]) as scores:
             if scores:
-                self.base_metrics = self.evaluator(kwargs["model"])
+                self.base_metrics = self.base_metrics or self.evaluator(kwargs["model"])
                 if self.metric not in self.base_metrics:
                     raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
                 self._write({"step": 0, "dev": self.base_metrics})
-                logger.info("before training   dev %.2f", self.base_metrics[self.metric])
         self.seconds += time.perf_counter() - begin
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -115,7 +116,8 @@ class STSCallback(TrainerCallback):
         if "loss" not in logs:
             return
         if not math.isfinite(logs["loss"]):
-            raise RunError(f"the loss is {logs['loss']} at step {state.global_step}: lower the learning rate")
+            hint = "lower the learning rate, or raise the temperature"
+            raise RunError(f"the loss is {logs['loss']} at step {state.global_step}: {hint}")
         if state.is_world_process_zero:
             record = {"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]}
             self._write({**record, **self.step_facts()})
@@ -135,14 +137,20 @@ class STSCallback(TrainerCallback):
         if better:
             self._save(model)
             self.best_step, self.best_metrics = state.global_step, metrics
+        remark = "   best so far" if better else ""
+        if better and score < self.base_metrics[self.metric]:
+            remark += f", below the untrained model's {self.base_metrics[self.metric]:.2f}"
         logger.info(
             "step %*d of %d   loss %.4f   dev %.2f%s",
             len(str(state.max_steps)), state.global_step, state.max_steps, loss, score,
-            "   best so far" if better else "",
+            remark,
         )  # fmt: skip
 
     def _score(self, model: SentenceTransformer, step: int) -> dict[str, float]:
-        metrics = self.evaluator(model)
+        try:
+            metrics = self.evaluator(model)
+        except InputError as error:
+            raise RunError(f"step {step}: {error}") from error
         if not math.isfinite(metrics[self.metric]):
             raise RunError(f"{self.metric} is {metrics[self.metric]} at step {step}: are all embeddings the same?")
         self._write({"step": step, "dev": metrics})

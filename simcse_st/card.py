@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+_TEMPLATE = "template.md.jinja"
+
+
+def load_template() -> str:
+    """The card's template, as installed or, in a checkout, where it stands at the top of the repository."""
+    checkout = Path(__file__).parents[1] / "model_card" / _TEMPLATE
+    if checkout.is_file():
+        return checkout.read_text(encoding="utf-8")
+    return (resources.files("simcse_st.model_card") / _TEMPLATE).read_text(encoding="utf-8")
+
 
 def render_card(
-    recipe: dict[str, Any], results: dict[str, Any], manifest: dict[str, Any], environment: dict[str, Any]
+    template: str,
+    recipe: dict[str, Any],
+    results: dict[str, Any],
+    manifest: dict[str, Any],
+    environment: dict[str, Any],
+    *,
+    base_model: str | None = None,
 ) -> str:
     """Writes the card of a run. Every number in it is one of the records'.
 
     Args:
+        template: See :func:`load_template`.
         recipe: The whole recipe.
         results: ``results.json``.
         manifest: ``manifest.json``.
         environment: ``environment.json``.
+        base_model: The base's id on the hub, if it has one: a folder of this machine is nobody else's business.
 
     Returns:
         Markdown with the hub's metadata block on top.
     """
-    template = (resources.files("simcse_st.model_card") / "template.md.jinja").read_text(encoding="utf-8")
-    environment_of_template = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    base = recipe["model"]["base"]
+    engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     metadata = ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=["sentence-transformers", "sentence-similarity", "feature-extraction", "simcse"],
-        # A package or a folder of this machine is no name that the hub could look up.
-        base_model=None if base.startswith(("package:", ".", "/", "~")) else base,
+        base_model=base_model,
         model_name=recipe["name"],
         eval_results=[
             EvalResult(
@@ -46,7 +62,7 @@ def render_card(
             for split in ("dev", "test")
         ],
     )
-    return environment_of_template.from_string(template).render(
+    return engine.from_string(template).render(
         metadata=metadata.to_yaml(),
         recipe=recipe,
         results=results,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from simcse_st.errors import InputError, RunError
 if TYPE_CHECKING:
     from simcse_st.training import TrainResult
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _debug = False
 
@@ -64,11 +65,13 @@ def train(
     from simcse_st.recipe import load_recipe
 
     chosen = load_recipe(recipe, overrides or ())
-    # Not through --set, which would read a file name such as `1.0` or `{x}` as YAML.
+    # Not through --set, which would read a file name such as `1.0` or `{x}` as YAML. And each flag drops what the
+    # recipe says of its own base or data alone: the checksum and revision, the size of the sample.
     if base is not None:
-        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update=_another_base(base))})
+        another = {"base": base, "sha256": None, "revision": None}
+        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update=another)})
     if data is not None:
-        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"train": data})})
+        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"train": data, "sample": None})})
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -78,7 +81,9 @@ def train(
     with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
         result = simcse_st.training.train(chosen, output, overwrite=overwrite)
     if _first_process():
-        _print_result(result)
+        with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the run a failure
+            _print_result(result)
+            sys.stdout.flush()
 
 
 @app.command()
@@ -95,14 +100,13 @@ def recipes() -> None:
 def main() -> None:
     """Runs the command line; ends the process with 0, 1 (a run failed), 2 (unusable input) or 130 (interrupted)."""
     try:
-        code = app(standalone_mode=False)
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except (typer.TyperException, InputError) as error:
         code = _fail(error, 2)
     except RunError as error:
         code = _fail(error, 1)
-    except KeyboardInterrupt:
+    if code == 130:  # what typer makes of Ctrl-C
         print("simcse-st: interrupted", file=sys.stderr)
-        code = 130
     sys.exit(code)
 
 
@@ -123,18 +127,13 @@ def _first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _another_base(base: str) -> dict[str, str | None]:
-    """What ``--base`` changes: a checksum or revision of the recipe's own base says nothing about another."""
-    return {"base": base, "sha256": None, "revision": None}
-
-
 def _quiet_libraries() -> None:
     """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
     logger = logging.getLogger("simcse_st")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
+    logger.handlers = [handler]
     logger.setLevel(logging.INFO if _first_process() else logging.ERROR)
     logger.propagate = False
 

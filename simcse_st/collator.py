@@ -39,9 +39,15 @@ class SimCSECollator(SentenceTransformerDataCollator):
     Rows of a single text column are for unsupervised training: the sentence is anchor and positive, and encoded twice,
     so that dropout makes two views of it.
 
+    The stock trainer's own model card callback fails on a column that mixes strings and null, before this collator
+    sees it. There, write a missing hard negative as ``""``, or hold them as lists, empty where there is none; or use
+    :class:`~simcse_st.training.SimCSETrainer`, the stock trainer without that callback.
+
     Args:
         preprocess_fn: ``model.preprocess``.
         max_length: Tokens a sentence may have in training; by default the model's own limit.
+        prompts: A prompt to put before every sentence. The training arguments' ``prompts`` do not reach a collator that
+            is handed to the trainer.
         shared_dropout_mask: For rows of a single column, the ablation of the paper's table 3: both views have the same
             dropout mask, hence are one vector, and the sentence is encoded once.
 
@@ -76,7 +82,9 @@ class SimCSECollator(SentenceTransformerDataCollator):
         """
         if not features:
             return {}
-        anchor, *others = text_columns(features[0], self.valid_label_columns)
+        # A row may lack a column that others have.
+        names = dict.fromkeys(name for row in features for name in row)
+        anchor, *others = text_columns(names, self.valid_label_columns)
         if self.shared_dropout_mask and others:
             raise ValueError(f"shared_dropout_mask is for rows of a single text column, not {[anchor, *others]}")
         positive, negatives = (others[0], others[1:]) if others else (anchor, [])
@@ -104,13 +112,13 @@ class SimCSECollator(SentenceTransformerDataCollator):
         return batch
 
 
-def text_columns(row: dict[str, Any], label_columns: Iterable[str] = ()) -> list[str]:
-    """The columns of a row in the order anchor, positive, hard negatives; or the only one.
+def text_columns(names: Iterable[str], label_columns: Iterable[str] = ()) -> list[str]:
+    """The text columns among these in the order anchor, positive, hard negatives; or the only one.
 
     Raises:
         ValueError: No text column, or names beside ``anchor`` and ``positive`` that mean nothing here.
     """
-    columns = [name for name in row if name not in label_columns and name != "dataset_name"]
+    columns = [name for name in names if name not in label_columns and name != "dataset_name"]
     if {"anchor", "positive"} <= set(columns):
         negatives = [name for name in columns if re.fullmatch(r"negative(_\d+)?", name)]
         unknown = set(columns) - {"anchor", "positive", *negatives}
@@ -118,7 +126,7 @@ def text_columns(row: dict[str, Any], label_columns: Iterable[str] = ()) -> list
             raise ValueError(f"columns {sorted(unknown)} are no anchor, positive or negative: remove or rename them")
         return ["anchor", "positive", *negatives]
     if not columns:
-        raise ValueError(f"a row needs a column of text, but its columns are {list(row)}")
+        raise ValueError(f"a row needs a column of text, but its columns are {list(names)}")
     return columns
 
 

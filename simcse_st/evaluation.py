@@ -69,10 +69,12 @@ class STSEvaluator(BaseEvaluator):
             ``{"spearman": ..., "pearson": ...}``, x100, not rounded.
 
         Raises:
-            InputError: The model gives an embedding that is not finite.
+            InputError: The model gives an embedding that is not finite, or the same similarity to all pairs.
         """
         embeddings = embed(model, self.sentences, self.batch_size)
         cosines = (embeddings[self.first] * embeddings[self.second]).sum(dim=1).numpy()
+        if (cosines == cosines[0]).all():
+            raise InputError("the model gives all pairs the same similarity, so that nothing can be measured")
         metrics = {
             "spearman": 100 * float(spearmanr(self.scores, cosines).statistic),
             "pearson": 100 * float(pearsonr(self.scores, cosines).statistic),

@@ -25,7 +25,7 @@ from simcse_st.data import (
     truncation,
 )
 from simcse_st.errors import InputError
-from simcse_st.modeling import build_model, dropout_probabilities
+from simcse_st.modeling import build_model, dropout_probabilities, encoder_path
 from simcse_st.recipe import HubDataset, Recipe, resolve
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         )
     base = resolve(recipe.model.base)
     if recipe.model.sha256:
-        _check_weights(Path(base), recipe.model.sha256)
+        _check_weights(Path(encoder_path(base)), recipe.model.sha256)
     set_seed(recipe.seed)  # for the first weights of a head that is kept
     model = build_model(
         base,
@@ -142,7 +142,9 @@ def _check_weights(folder: Path, expected: str) -> None:
     if not path.is_file():
         raise InputError(f"model.sha256: {folder} has no model.safetensors to compare it with")
     if (found := file_sha256(path)) != expected:
-        raise InputError(f"{path}: its SHA-256 is {found}, but model.sha256 requires {expected}")
+        raise InputError(
+            f"{path}: its SHA-256 is {found}, but model.sha256 requires {expected} (for another base set it to null)"
+        )
 
 
 def _precision(recipe: Recipe, device: torch.device) -> str:
@@ -171,6 +173,8 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
             facts["pairs"], facts["rows_read"], facts["pairs_with_hard_negative"],
             100 * facts["share_with_hard_negative"], facts["hard_negatives"],
         )  # fmt: skip
+    if facts["rows_without_consensus"]:
+        logger.info("dropped  %d rows without consensus on their label", facts["rows_without_consensus"])
     if facts["columns_left_out"]:
         logger.warning("columns  %s hold no text role and are left out", ", ".join(facts["columns_left_out"]))
     logger.info(

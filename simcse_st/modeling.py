@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import (
     WeightedLayerPooling,
 )
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 
 from simcse_st.errors import InputError
 
@@ -102,7 +102,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _load_encoder(base: str | Path, revision: str | None, dropout: float | None, *, all_layers: bool) -> Transformer:
-    path = _encoder_path(base)
+    path = encoder_path(base)
     config: dict[str, Any] = {"revision": revision}
     if all_layers:
         config["output_hidden_states"] = True
@@ -112,32 +112,69 @@ def _load_encoder(base: str | Path, revision: str | None, dropout: float | None,
             if not names:
                 raise InputError(f"model.dropout: the encoder {str(base)!r} has no dropout that could be set")
             config.update(dict.fromkeys(names, dropout))
-        return Transformer(
+        transformer = Transformer(
             path,
             model_kwargs={"dtype": torch.float32, "revision": revision},
             processor_kwargs={"revision": revision},
             config_kwargs=config,
         )
+        _check_encoder(transformer, path, revision)
+        return transformer
     except InputError:
         raise
-    except (OSError, ValueError) as error:
-        # transformers raises these, with a paragraph of advice, for all that can be wrong with a name or a folder.
+    except Exception as error:
+        # Whatever the libraries raise here, they raise it about what they were asked to load: OSError and ValueError
+        # with a paragraph of advice, and many others where a file is broken.
         place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
         offline = " (offline: HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {reason}") from error
 
 
-def _encoder_path(base: str | Path) -> str:
-    """The folder (or hub id) of the encoder itself."""
-    folder = Path(base)
+def _check_encoder(transformer: Transformer, path: str, revision: str | None) -> None:
+    """What loads without an error, and yet is not the model that was meant.
+
+    Raises:
+        InputError: Weights that the checkpoint does not have, or a tokenizer that does not belong to it.
+    """
+    _, loading = AutoModel.from_pretrained(path, revision=revision, output_loading_info=True)
+    missing = [name for name in loading["missing_keys"] if "pooler" not in name]  # which nothing here uses
+    if missing:
+        raise InputError(
+            f"model.base: the checkpoint of {path!r} lacks {len(missing)} of the encoder's weights, which would start "
+            f"from random values, e.g. {missing[0]}: it belongs to another architecture than its config.json says"
+        )
+    tokenizer: Any = transformer.tokenizer
+    encoder: Any = transformer.auto_model
+    words = encoder.get_input_embeddings().num_embeddings
+    if tokenizer is None or len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        raise InputError(f"model.base: {path!r} has no tokenizer (no tokenizer.json, vocab.txt or the like)")
+    if len(tokenizer) > words:
+        raise InputError(f"model.base: the tokenizer of {path!r} has {len(tokenizer)} tokens, its encoder only {words}")
+
+
+def encoder_path(base: str | Path) -> str:
+    """The folder (or hub id) of the encoder alone.
+
+    Args:
+        base: As :func:`build_model` takes it.
+
+    Raises:
+        InputError: There is no such folder, or it holds no model.
+    """
+    folder = Path(base).expanduser()
+    if len(str(base)) > 500 or folder.is_file():
+        raise InputError(f"model.base: {str(base)[:60]!r} is no model folder")
     if not folder.is_dir():
-        if folder.is_absolute() or str(base).startswith((".", "~")) or str(base).count("/") > 1:
+        if folder.is_absolute() or str(base).startswith(".") or str(base).count("/") > 1:
             raise InputError(f"model.base: there is no folder {str(base)!r}")
         return str(base)
     modules = folder / "modules.json"
     if modules.is_file():
-        folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
+        try:
+            folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
+        except (ValueError, LookupError, TypeError, OSError):
+            raise InputError(f"model.base: {str(modules)!r} is no list of Sentence Transformers modules") from None
     if not (folder / "config.json").is_file():
         raise InputError(f"model.base: {str(folder)!r} is no model folder: it has no config.json")
     return str(folder)

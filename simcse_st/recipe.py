@@ -6,11 +6,12 @@ This module is a leaf. The rooms below take plain arguments; only the command li
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,7 +32,7 @@ class _Section(BaseModel):
 class HubDataset(_Section):
     """A data set on the Hugging Face Hub."""
 
-    dataset: str
+    dataset: str = Field(min_length=1)
     """Its id, ``owner/name``."""
     config: str | None = None
     """Its configuration (subset), where it has several."""
@@ -43,8 +44,11 @@ class HubDataset(_Section):
     """The files to read, by name or pattern, where the data set's own configuration does not name them."""
 
 
+Source = Annotated[str, Field(min_length=1)] | HubDataset
+
+
 class Sample(_Section):
-    """A fixed sample of the labelled rows."""
+    """A fixed sample of the rows."""
 
     rows: int = Field(gt=0)
     """How many rows to keep, in file order."""
@@ -55,7 +59,7 @@ class Sample(_Section):
 class ModelSection(_Section):
     """What is trained: Transformer -> Pooling -> Normalize."""
 
-    base: str
+    base: str = Field(min_length=1)
     """A hub id, a local folder (bare encoder or Sentence Transformers model), or ``package:NAME/PATH`` for a folder
     inside an installed Python package."""
     revision: str | None = None
@@ -81,20 +85,20 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """What it is trained and measured on. Paths are relative to the working directory."""
 
-    train: str | HubDataset
+    train: Source
     """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
     (one sentence a line): a JSON Lines, CSV or text file, a hub data set, or ``package:NAME/PATH``."""
     kind: Literal["pairs", "sentences"] = "pairs"
     """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
     the data, whatever its column, towards itself under another dropout mask."""
-    dev: str | HubDataset = "sentence-transformers/stsb"
+    dev: Source = "sentence-transformers/stsb"
     """Graded sentence pairs that choose the best step."""
-    test: str | HubDataset = "sentence-transformers/stsb"
+    test: Source = "sentence-transformers/stsb"
     """Graded sentence pairs that are scored once, on the kept weights."""
     hard_negatives: bool = True
     """False trains on the same pairs without their hard negatives."""
     sample: Sample | None = None
-    """Use a fixed sample of the labelled rows, drawn after the rows without consensus are dropped."""
+    """Use a fixed sample of the rows; of labelled rows, it is drawn after those without consensus are dropped."""
 
 
 class LossSection(_Section):
@@ -120,7 +124,7 @@ class LossSection(_Section):
     """The same, counted in tokens."""
     chunk_size: int | None = Field(default=None, gt=0)
     """Sentences of one forward pass, sorted by length so that little is padded. By default 32 on a CPU and the whole
-    batch on a GPU. Changes speed, not the loss."""
+    batch on a GPU. Changes speed, and not the loss but for dropout's draws."""
 
 
 class TrainingSection(_Section):
@@ -164,7 +168,7 @@ class Recipe(_Section):
     """Names the run folder, ``runs/NAME``; by default the name of the recipe's file."""
     description: str = ""
     """One line for the list of recipes."""
-    seed: int = Field(default=42, ge=0)
+    seed: int = Field(default=42, ge=0, lt=2**32)
     """Seeds dropout and the order of the rows."""
     model: ModelSection
     data: DataSection
@@ -204,7 +208,7 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     values = _parse(text, where)
     if not isinstance(values, dict):
         raise InputError(f"{where}: a recipe is a mapping of keys to values, this is {_kind(values)}")
-    values.setdefault("name", Path(str(name)).stem)
+    values.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(name)).stem).strip("._-") or "run")
     origin = dict.fromkeys(_keys(values), where)
     for override in overrides:
         origin[_apply(values, override)] = "--set"
@@ -281,11 +285,14 @@ def _read(name: str) -> tuple[str, str]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value, default=str)  # not possible for a mapping that holds itself
+        return value
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        # Beside its own errors PyYAML lets through those of int() and float(), of keys that are lists, of deep nesting.
         raise InputError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
@@ -293,7 +300,7 @@ def _apply(values: dict[str, Any], override: str) -> str:
     """Writes one ``key=value`` into the nested values; returns its key."""
     key, separator, text = override.partition("=")
     key = key.strip()
-    if not separator or not key:
+    if not separator or not all(key.split(".")):
         raise InputError(f"--set {override!r}: write it as key=value, e.g. --set loss.temperature=0.1")
     *sections, last = key.split(".")
     section: Any = values
@@ -315,10 +322,11 @@ def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str:
     """One line for the first thing that is wrong with a recipe."""
-    errors = error.errors(include_url=False)
+    # A misspelt key is also a missing one, and the first is what helps.
+    errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
     # Of a key that takes several types, the member that got furthest is the one that was meant.
     first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
-    path = [str(part) for part in first["loc"] if part not in ("str", "HubDataset")]
+    path = [str(part) for part in first["loc"] if not str(part).endswith(("str", "HubDataset"))]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
     above = [name for name in origin if f"{key}.".startswith(f"{name}.")]
@@ -331,7 +339,7 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
         hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, siblings, prefix)
         return f"{place}: unknown key {key!r}: {hint}"
     if first["type"] == "missing":
-        return f"{where}: the key {key!r} is missing"
+        return f"{place}: the key {key!r} is missing"
     problem = re.sub(r"^(Input|String|Value) ", "", first["msg"])
     problem = "should be a mapping" if first["type"] == "model_type" else problem
     return f"{place}: {key}: {problem}, not {_kind(first['input'])}"

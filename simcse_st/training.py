@@ -20,14 +20,14 @@ from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
-from simcse_st.card import render_card
+from simcse_st.card import load_template, render_card
 from simcse_st.collator import SimCSECollator
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.inputs import Inputs, environment_of, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
 from simcse_st.modeling import weights_sha256
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -66,32 +66,38 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
     if process.is_main_process:
         _check_folder(folder, overwrite)
+    template = load_template()
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
-    environment = environment_of(inputs, process.num_processes)
     if process.is_main_process:
         state_inputs(recipe, inputs)
+    loss = _loss(recipe, inputs, process.num_processes)
+    args = _arguments(recipe, inputs, folder / "checkpoints", process.num_processes)
+    dev, test = (STSEvaluator(part.sentences1, part.sentences2, part.scores) for part in (inputs.dev, inputs.test))
+    base: dict[str, dict[str, float]] = {"dev": {}, "test": {}}
+    with distributed_evaluation(inputs.model) as scores:
+        if scores:
+            base = {"dev": dev(inputs.model), "test": test(inputs.model)}
+            logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
+
+    # Nothing has been written so far; what fails from here on is a failed run.
+    environment = environment_of(inputs, process.num_processes)
+    if process.is_main_process:
         _make_folder(folder, recipe, inputs.manifest, environment)
     process.wait_for_everyone()
-
-    dev, test = (STSEvaluator(part.sentences1, part.sentences2, part.scores) for part in (inputs.dev, inputs.test))
-    set_seed(recipe.seed)  # for the head's first weights
-    loss = SimCSELoss(
-        inputs.model,
-        train_only_head=recipe.model.head == "train-only",
-        gather_across_devices=process.num_processes > 1,
-        **recipe.loss.model_dump(),
-    )
     best = STSCallback(
         dev,
         folder / "checkpoints" / "best",
         eval_steps=recipe.training.eval_steps,
+        base_metrics=base["dev"],
         history=folder / "history.jsonl",
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
     )
-    with distributed_evaluation(inputs.model) as scores:
-        base_test = test(inputs.model)["spearman"] if scores else None
     begin = time.perf_counter()
-    total_steps = _fit(recipe, inputs, loss, best, folder / "checkpoints", process.num_processes)
+    try:
+        total_steps = _fit(recipe, inputs, loss, best, args)
+    except KeyboardInterrupt:
+        logger.warning("%s keeps what was recorded, and the best weights so far in checkpoints/best", folder)
+        raise
     seconds = time.perf_counter() - begin - best.seconds
     sentences = sum(gather_object([loss.seen.sentences]))
 
@@ -103,7 +109,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "recipe": recipe.name,
         "best_step": best.best_step,
         "total_steps": total_steps,
-        "base": {"dev": best.base_metrics["spearman"], "test": base_test},
+        "base": {split: metrics["spearman"] for split, metrics in base.items()},
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
         "test": {**test(model), "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
@@ -111,37 +117,71 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "sentences_per_second": sentences / seconds,
         "batches": loss.seen.summary(),
     }
-    card = render_card(recipe.model_dump(mode="json"), results, inputs.manifest, environment)
-    (folder / "model" / "README.md").write_text(card, encoding="utf-8")
     _write_json(folder / "results.json", results)
+    base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
+    card = render_card(
+        template, recipe.model_dump(mode="json"), results, inputs.manifest, environment, base_model=base_model
+    )
+    (folder / "model" / "README.md").write_text(card, encoding="utf-8")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     process.wait_for_everyone()
     return TrainResult(folder, model, results)
 
 
-class _Trainer(SentenceTransformerTrainer):
-    """The stock trainer without its model card: that one looks things up on the hub, and quotes training data."""
+class SimCSETrainer(SentenceTransformerTrainer):
+    """The stock trainer without its model card callback.
+
+    That one fails on a column that mixes strings and null, looks things up on the hub, and quotes training data. The
+    rest, and all arguments, are the stock trainer's.
+    """
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """Adds none; the card is written from the run's records."""
+        """Adds none."""
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not overwrite:
-        raise InputError(f"{folder} exists already: choose another --output, or replace it with --overwrite")
-    if not (folder / "recipe.yaml").is_file():
-        raise InputError(f"{folder} is no run folder (it has no recipe.yaml), so --overwrite will not replace it")
+    """Makes sure that the run folder can be made, and that nothing in it is lost unasked."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--output: {folder} is a file, but must name a folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            if not overwrite:
+                raise InputError(f"{folder} exists already: choose another --output, or replace it with --overwrite")
+            if not (folder / "recipe.yaml").is_file():
+                raise InputError(f"{folder} is no run folder (it has no recipe.yaml): --overwrite will not replace it")
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
 
 
 def _make_folder(folder: Path, recipe: Recipe, manifest: dict[str, Any], environment: dict[str, Any]) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():  # not the folder itself, which may be a link or the working directory
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
     (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     _write_json(folder / "manifest.json", manifest)
     _write_json(folder / "environment.json", environment)
+
+
+def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:
+    set_seed(recipe.seed)  # for the first weights of a train-only head
+    try:
+        return SimCSELoss(
+            inputs.model,
+            train_only_head=recipe.model.head == "train-only",
+            gather_across_devices=devices > 1,
+            **recipe.loss.model_dump(),
+        )
+    except ValueError as error:
+        raise InputError(f"loss: {error}") from error
 
 
 def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
@@ -156,13 +196,12 @@ def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
     return facts
 
 
-def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, checkpoints: Path, devices: int) -> int:
-    """Trains; returns the number of steps."""
+def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) -> SentenceTransformerTrainingArguments:
     settings = recipe.training
     schedule: str = settings.schedule
     if schedule == "constant" and settings.warmup_steps:
         schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
-    args = SentenceTransformerTrainingArguments(
+    return SentenceTransformerTrainingArguments(
         output_dir=str(checkpoints),
         per_device_train_batch_size=settings.batch_size // devices,
         num_train_epochs=settings.epochs,
@@ -174,6 +213,7 @@ def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, ch
         max_grad_norm=settings.max_grad_norm or 0.0,
         fp16=inputs.precision == "fp16",
         bf16=inputs.precision == "bf16",
+        use_cpu=inputs.model.device.type == "cpu",
         seed=recipe.seed,
         dataloader_drop_last=True,
         dataloader_pin_memory=inputs.model.device.type == "cuda",
@@ -181,20 +221,27 @@ def _fit(recipe: Recipe, inputs: Inputs, loss: SimCSELoss, best: STSCallback, ch
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
-        # Otherwise the process group that is there already would be taken for a mistake.
-        accelerator_config={"use_configured_state": True},
-        use_cpu=inputs.model.device.type == "cpu",
         report_to="none",
     )
+
+
+def _fit(
+    recipe: Recipe,
+    inputs: Inputs,
+    loss: SimCSELoss,
+    best: STSCallback,
+    args: SentenceTransformerTrainingArguments,
+) -> int:
+    """Trains; returns the number of steps."""
     own = loss.own_parameters()
-    trainer = _Trainer(
+    trainer = SimCSETrainer(
         model=inputs.model,
         args=args,
         train_dataset=inputs.data.dataset(),
         loss=loss,
         data_collator=SimCSECollator(
             inputs.model.preprocess,
-            max_length=settings.max_length,
+            max_length=recipe.training.max_length,
             shared_dropout_mask=recipe.model.shared_dropout_mask,
         ),
         callbacks=[best, *([LossCallback(own)] if own else [])],

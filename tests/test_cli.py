@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,44 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     assert captured.err.startswith(f"simcse-st: {message}")
     assert captured.err.count("\n") == 1
     assert not Path("runs").exists()
+
+
+def test_without_arguments_there_is_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    assert run([], monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.strip().startswith("train") for line in lines)
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_so_and_where_the_records_are(tmp_path: Path):
+    command = [sys.executable, "-m", "simcse_st", "train", "--set", "training.epochs=50"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        history = tmp_path / "runs" / "quickstart" / "history.jsonl"
+        for _ in range(1200):
+            if process.poll() is not None or (history.exists() and history.read_text().count("loss") > 1):
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "simcse-st: interrupted" in errors
+    assert "runs/quickstart keeps what was recorded" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    Path("d.csv").write_text("a,b,1\nc,d,2\n")
+    Path("pairs.jsonl").write_text('{"anchor": "a", "positive": "b"}\n' * 9)
+    files = ["--set", "data.dev=d.csv", "--set", "data.test=d.csv"]
+    # The sample of 100,000 rows is for the recipe's own data; what is wrong here is the batch of 128.
+    assert run(["train", "snli-sup", "--data", "pairs.jsonl", *files], monkeypatch) == 2
+    assert "9 pairs are fewer than one batch of 128" in capsys.readouterr().err
+    # The checksum is for the recipe's own base; what is wrong here is that there is no such folder.
+    assert run(["train", "--base", "./nowhere"], monkeypatch) == 2
+    assert "there is no folder './nowhere'" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

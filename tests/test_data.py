@@ -57,7 +57,7 @@ def test_the_rule_holds_for_any_rows(rows: list[tuple[str, str, int]], tmp_path_
             contradictions = [h for p, h, kind in rows if p == premise and kind == 2]
             expected.append((premise, hypothesis, contradictions[:1]))
     if not expected:
-        with pytest.raises(InputError, match="no pair"):
+        with pytest.raises(InputError, match=r"no pair|no row"):
             load_pairs(source)
         return
     pairs = load_pairs(source)
@@ -79,6 +79,13 @@ def test_triplets_are_taken_as_they_are(tmp_path: Path):
 def test_the_papers_csv_is_read_by_its_column_names(tmp_path: Path):
     pairs = load_pairs(write(tmp_path / "nli.csv", 'sent0,sent1,hard_neg\n"a, b",c,d\ne,f,\n'))
     assert (pairs.anchors, pairs.positives, pairs.negatives) == (["a, b", "e"], ["c", "f"], [["d"], []])
+
+
+def test_columns_of_any_row_are_looked_at(tmp_path: Path):
+    rows = [{"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d", "negatives": ["e"], "negative_2": "f"}]
+    pairs = load_pairs(jsonl(tmp_path / "rows.jsonl", rows))
+    assert pairs.negatives == [[], ["f"]]
+    assert pairs.facts["columns_left_out"] == ["negatives"]
 
 
 def test_a_sample_is_fixed_by_its_seed_and_keeps_the_order(tmp_path: Path):
@@ -119,7 +126,14 @@ def test_graded_pairs_with_and_without_a_header(tmp_path: Path):
         ("t.jsonl", "premise,hypothesis,label\na,b,0\n", r"t.jsonl:1: not a JSON object.*is it a CSV\? then name it .csv"),
         ("t.jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor": \n', "t.jsonl:2: not a JSON object on one line"),
         ("t.jsonl", '["a", "b"]\n', "t.jsonl:1: a row must be a JSON object"),
-        ("t.jsonl", '{"text": "a"}\n', "t.jsonl:1: found the columns text, but need premise, hypothesis and label"),
+        ("t.jsonl", '{"words": "a"}\n', "t.jsonl:1: found the columns words, but need premise, hypothesis and label"),
+        ("t.jsonl", '{"text": "a"}\n', "single sentences make no pairs: set data.kind=sentences"),
+        ("t.jsonl", '{"anchor": "a", "anchor": "b"}\n', "t.jsonl:1: not a JSON object on one line .a key stands twice"),
+        ("t.jsonl", '{"anchor": "a", "positive": "\\ud800"}\n', "t.jsonl:1: positive is .*must be a sentence"),
+        ("t.jsonl", '{"anchor": ' + "1" * 5000 + "}\n", "t.jsonl:1: not a JSON object on one line .Exceeds the limit"),
+        ("t.jsonl", "[" * 100_000 + "\n", "t.jsonl:1: not a JSON object on one line .*recursion"),
+        ("t.csv", '{"anchor": "a", "positive": "b"}\n', "t.csv:1: .* is it JSON Lines. then name it .jsonl"),
+        ("t.jsonl", b"\xff\xfea", "t.jsonl:1: .*iconv -f utf-16"),
         ("t.jsonl", '{"anchor": "a", "positive": null}\n', "t.jsonl:1: positive is missing"),
         ("t.jsonl", '{"anchor": "a", "positive": "b"}\n\n{"anchor": " ", "positive": "b"}\n', "t.jsonl:3: anchor is ' '"),
         ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": ["c", 3]}\n', "t.jsonl:1: negative is 3"),
@@ -128,7 +142,7 @@ def test_graded_pairs_with_and_without_a_header(tmp_path: Path):
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 0.0}\n', "t.jsonl:1: label is 0.0, but must be"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": true}\n', "t.jsonl:1: label is True, but must be"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": "yes"}\n', "t.jsonl:1: label is 'yes', but must be"),
-        ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 1}\n', "none of its 1 rows is an entailment"),
+        ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 1}\n', "no pair: none of its 1 rows is an entailment"),
         ("t.jsonl", b'{"anchor": "caf\xe9", "positive": "b"}\n', r"t.jsonl:1: byte 16 of the line \(0xe9\) is not UTF-8"),
         ("t.csv", "premise\thypothesis\tlabel\n", "t.csv:1: a header of one column.*it is tab-separated"),
         ("t.csv", "premise,hypothesis,label\na,b,0\nc,d\n", "t.csv:3: 2 fields where 3"),
@@ -138,7 +152,7 @@ def test_graded_pairs_with_and_without_a_header(tmp_path: Path):
         ("t.csv", 'premise,hypothesis,label\na,"b,0\n', "t.csv:2: not valid CSV: unexpected end of data"),
         ("t.csv", "premise,premise,label\n", "t.csv:1: two columns of the header have the same name"),
         ("t.csv", "premise,hypothesis,label\n", "t.csv: there is no row in it"),
-        ("t.parquet", "", "t.parquet: cannot read .parquet files"),
+        ("t.parquet", "", "t.parquet: of no known format"),
     ],
 )  # fmt: skip
 def test_bad_training_data_is_named_by_file_and_line(name: str, text: str | bytes, message: str, tmp_path: Path):
@@ -168,7 +182,7 @@ def test_bad_graded_pairs_are_named_by_file_and_line(text: str, message: str, tm
 def test_sources_that_are_not_there(tmp_path: Path):
     with pytest.raises(InputError, match=r"no-such.jsonl: no such file"):
         load_pairs(Source("no-such.jsonl"))
-    with pytest.raises(InputError, match="is a folder; name a file"):
+    with pytest.raises(InputError, match="is a folder: name a file"):
         load_pairs(Source(str(tmp_path)))
     with pytest.raises(
         InputError,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -18,6 +20,14 @@ def test_recipes_data_and_card_template_are_installed():
         ("simcse_st", "py.typed"),
     ):
         assert resources.files(package).joinpath(name).is_file(), (package, name)
+
+
+def test_a_checkout_finds_its_own_template():
+    # Started there, Python imports the package out of the working directory and not the installed one.
+    program = "import simcse_st.card as card; print(card.__file__); assert 'recipe' in card.load_template()"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(root / "simcse_st" / "card.py")
 
 
 def test_metadata():

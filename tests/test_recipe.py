@@ -90,6 +90,12 @@ def test_every_key_is_documented():
         ("foo", "--set 'foo': write it as key=value"),
         ("a=[1", "--set a:1: not valid YAML"),
         ("name=../up", "--set: name: should match pattern"),
+        ("a..b=3", "--set 'a..b=3': write it as key=value"),
+        ("data.train={a: }", "--set: unknown key 'data.train.a'"),
+        ("data.sample.row=3", "--set: unknown key 'data.sample.row': did you mean 'data.sample.rows'?"),
+        ("seed=99999999999", "--set: seed: should be less than 4294967296"),
+        ("data.train=", "--set: data.train: should be"),
+        ("model.base=''", "--set: model.base: should have at least 1 character"),
     ],
 )
 def test_a_bad_override_is_named(override: str, message: str):
@@ -110,6 +116,12 @@ def test_a_bad_override_is_named(override: str, message: str):
         ("model: {base: 3}\ndata: {train: y}\n", "r.yaml: model.base: should be a valid string, not the number 3"),
         ("model: {base: x}\ndata: {train: y}\nlos: {}\n", "r.yaml: unknown key 'los': did you mean 'loss'?"),
         (b"\xff\xfe", "r.yaml: not UTF-8 text"),
+        ("? [a]\n: 1\n", "r.yaml: not valid YAML: unhashable"),
+        ("seed: " + "1" * 5000, "r.yaml: not valid YAML: Exceeds the limit"),
+        ("seed: !!int abc", "r.yaml: not valid YAML: invalid literal"),
+        ("[" * 3000, "r.yaml: not valid YAML: maximum recursion depth"),
+        ("a: &a {b: *a}\n", "r.yaml: "),
+        ("b: &b {base: x}\nmodel: {<<: *b}\ndata: {train: y}\n", "r.yaml: unknown key"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(
@@ -120,6 +132,12 @@ def test_a_bad_file_is_named_with_its_line(
     with pytest.raises(InputError) as error:
         load_recipe("r.yaml")
     assert str(error.value).startswith(message)
+
+
+def test_a_name_is_made_of_the_file_s(tmp_path: Path):
+    path = tmp_path / "my recipe (2).yaml"
+    path.write_text("model: {base: x}\ndata: {train: y}\n")
+    assert load_recipe(path).name == "my-recipe-2"
 
 
 def test_unknown_recipes_get_the_nearest_names():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,22 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from helpers import sentences
-from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, STSCallback, build_model, load_recipe, train
+from simcse_st import (
+    InputError,
+    Recipe,
+    SimCSECollator,
+    SimCSELoss,
+    SimCSETrainer,
+    STSCallback,
+    build_model,
+    load_recipe,
+    train,
+)
 from simcse_st.errors import RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.modeling import weights_sha256
@@ -96,7 +108,8 @@ def test_a_run_leaves_records_that_agree_with_its_model(recipe: Recipe, tmp_path
 def test_the_same_seed_repeats_every_loss_bit_for_bit(recipe: Recipe, tmp_path: Path):
     train(recipe, tmp_path / "one")
     train(recipe, tmp_path / "two")
-    train(recipe.model_copy(update={"seed": 43}), tmp_path / "other")
+    (tmp_path / "r.yaml").write_text(recipe.to_yaml())
+    train(load_recipe(tmp_path / "r.yaml", ["seed=43"]), tmp_path / "other")
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     assert losses(tmp_path / "one") != losses(tmp_path / "other")
 
@@ -172,9 +185,38 @@ def test_weights_that_are_not_the_scored_ones_are_an_error(tiny_base: Path, tmp_
         _keep(callback, tmp_path)
 
 
+def test_the_checksum_is_that_of_the_scored_weights_whatever_is_saved(tiny_base: Path, tmp_path: Path):
+    class Forgetful(SentenceTransformer):
+        """Saves other weights than it has."""
+
+        def save_pretrained(self, *args, **kwargs):  # type: ignore[no-untyped-def, override]
+            other = build_model(tiny_base, device="cpu", pooling="mean")
+            with torch.no_grad():
+                next(other.parameters()).view(-1)[0] += 1.0
+            other.save_pretrained(*args, **kwargs)
+
+    model = Forgetful(modules=list(build_model(tiny_base, device="cpu")), device="cpu")
+    callback = STSCallback(lambda _: {"spearman": 1.0}, tmp_path / "best", eval_steps=1)
+    callback._save(model)
+    callback.best_step = 1
+    with pytest.raises(RunError, match="does not load as the weights that were scored"):
+        _keep(callback, tmp_path)
+
+
 def test_a_loss_that_is_no_number_ends_the_run(recipe: Recipe, tmp_path: Path):
     with pytest.raises(RunError, match=r"the loss is (nan|inf) at step \d"):
-        train(change(recipe, "training", learning_rate=1e30), tmp_path / "run")
+        train(change(recipe, "training", learning_rate=1e30, eval_steps=100), tmp_path / "run")
+    with pytest.raises(RunError, match=r"step \d: .*(not finite|same similarity)"):
+        train(change(recipe, "training", learning_rate=1e30, eval_steps=1), tmp_path / "other")
+
+
+def test_bf16_trains_on_a_cpu(recipe: Recipe, tmp_path: Path):
+    train(change(recipe, "training", precision="bf16", epochs=1), tmp_path / "half")
+    train(change(recipe, "training", epochs=1), tmp_path / "full")
+    assert json.loads((tmp_path / "half" / "environment.json").read_text())["precision"] == "bf16"
+    first, expected = losses(tmp_path / "half")[0], losses(tmp_path / "full")[0]
+    assert first != expected
+    assert first == pytest.approx(expected, rel=0.02)
 
 
 def test_runs_are_not_overwritten_unless_asked(recipe: Recipe, tmp_path: Path):
@@ -213,6 +255,93 @@ def test_unusable_input_leaves_no_folder(recipe: Recipe, tmp_path: Path, data: P
         with pytest.raises(InputError, match=message):
             train(broken, tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def broken_bases(tiny_base: Path, tmp_path: Path) -> dict[str, Path]:
+    """Folders that look like the tiny encoder's."""
+    made = {}
+    for name in (
+        "no tokenizer",
+        "more layers",
+        "other names",
+        "truncated",
+        "wrong sizes",
+        "modules",
+        "nan",
+        "constant",
+    ):
+        made[name] = tmp_path / name.replace(" ", "-")
+        shutil.copytree(tiny_base, made[name])
+    for file in made["no tokenizer"].glob("tokenizer*"):
+        file.unlink()
+    config = json.loads((tiny_base / "config.json").read_text())
+    (made["more layers"] / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    (made["wrong sizes"] / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    weights = load_file(tiny_base / "model.safetensors")
+    save_file({f"x{name}": tensor for name, tensor in weights.items()}, made["other names"] / "model.safetensors")
+    save_file({name: tensor * math.nan for name, tensor in weights.items()}, made["nan"] / "model.safetensors")
+    save_file({name: tensor * 0 for name, tensor in weights.items()}, made["constant"] / "model.safetensors")
+    whole = (tiny_base / "model.safetensors").read_bytes()
+    (made["truncated"] / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    (made["modules"] / "modules.json").write_text("{}")
+    return made
+
+
+def test_a_base_that_is_not_what_it_seems_is_refused(recipe: Recipe, broken_bases: dict[str, Path], tmp_path: Path):
+    messages = {
+        "no tokenizer": "has no tokenizer",
+        "more layers": "lacks .* of the encoder's weights, .* e.g. encoder.layer.2",
+        "other names": "belongs to another architecture",
+        "truncated": "cannot be loaded as a folder",
+        "wrong sizes": "cannot be loaded as a folder",
+        "modules": "is no list of Sentence Transformers modules",
+        "nan": "is not finite",
+        "constant": "(same similarity|not finite)",
+    }
+    for name, folder in broken_bases.items():
+        with pytest.raises(InputError, match=messages[name]) as error:
+            train(change(recipe, "model", base=str(folder)), tmp_path / "run")
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_cannot_be_made_is_refused_at_once(recipe: Recipe, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/run"), tmp_path / ("x" * 300)):
+        with pytest.raises(InputError, match="--output"):
+            train(recipe, output)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    train(change(recipe, "training", epochs=1), tmp_path / "link")
+    assert (tmp_path / "empty" / "results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "missing"),
+    [(SentenceTransformerTrainer, ""), (SentenceTransformerTrainer, []), (SimCSETrainer, None)],
+)
+def test_missing_negatives_in_a_plain_script(trainer_class: type, missing: object, tiny_base: Path, tmp_path: Path):
+    texts = sentences(24)
+    model = build_model(tiny_base, device="cpu")
+    there = [[text] if missing == [] else text for text in texts[16:21]]
+    trainer = trainer_class(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, max_steps=2, report_to="none", save_strategy="no"
+        ),
+        train_dataset=Dataset.from_dict(
+            {
+                "anchor": texts[:8],
+                "positive": texts[8:16],
+                "negative": [missing, *there[:4], missing, missing, there[4]],
+            }
+        ),
+        loss=SimCSELoss(model),
+        data_collator=SimCSECollator(model.preprocess),
+    )
+    trainer.train()
+    assert trainer.loss.seen.sentences == 16 + 5
 
 
 def test_the_saved_model_needs_only_stock_modules(recipe: Recipe, tmp_path: Path):

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simcse_st.data.sources import Row, Source, excerpt
+from simcse_st.data.sources import Source
+from simcse_st.data.table import CONTRADICTION, ENTAILMENT, Table, read_table
 from simcse_st.errors import InputError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# (premise, hypothesis, label) and (anchor, positive, negative...), under the names that public data gives them.
-_NLI_COLUMNS = (("premise", "hypothesis", "label"), ("sentence1", "sentence2", "gold_label"))
-_PAIR_COLUMNS = (("anchor", "positive", r"negative(_\d+)?"), ("sent0", "sent1", "hard_neg"))
-
-ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
-_LABELS = {
-    **{"entailment": ENTAILMENT, "neutral": NEUTRAL, "contradiction": CONTRADICTION},
-    **{str(label): label for label in range(3)},
-}
-_NO_CONSENSUS = ("-1", "-", "")
 
 NLI_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; its hard negative is the first "
@@ -79,31 +65,26 @@ def load_pairs(
     Raises:
         InputError: A row that cannot be used, with its place; or no pair at all.
     """
-    rows = iter(source.rows())
-    first = next(rows, None)
-    if first is None:
-        raise InputError(f"{source.name}: there is no row in it")
-    columns = Columns.of(first)
-    make, rule = (_pairs_of_labelled, NLI_RULE) if columns.labelled else (_pairs_as_given, PAIR_RULE)
-    counts: Counter[str] = Counter(rows_read=0, rows_without_consensus=0)
-    rows = itertools.chain([first], rows)
-    triples = make(rows, columns, counts, lambda kept: draw_sample(kept, source, sample_rows, sample_seed))
+    table = read_table(source, sample_rows, sample_seed)
+    if table.columns.kind == "sentences":
+        raise InputError(
+            f"{source.name}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode"
+        )
+    labelled = table.columns.kind == "labelled"
+    triples, rule = (_of_labelled(table), NLI_RULE) if labelled else (_as_given(table), PAIR_RULE)
     if not triples:
-        raise InputError(f"{source.name}: none of its {counts['rows_read']} rows is an entailment, so there is no pair")
+        raise InputError(f"{source.name}: no pair: none of its {table.facts['rows_read']} rows is an entailment")
     anchors, positives, negatives = (list(column) for column in zip(*triples, strict=True))
     if not hard_negatives:
         negatives, rule = [[] for _ in negatives], f"{rule}; hard negatives are left out"
     with_negative = sum(map(bool, negatives))
     facts = {
-        "source": source.record(),
+        **table.facts,
         "rule": rule,
-        **counts,
-        "sample": None if sample_rows is None else {"rows": sample_rows, "seed": sample_seed},
         "pairs": len(anchors),
         "pairs_with_hard_negative": with_negative,
         "share_with_hard_negative": with_negative / len(anchors),
         "hard_negatives": sum(map(len, negatives)),
-        "columns_left_out": columns.left_out,
     }
     return Pairs(anchors, positives, negatives, facts)
 
@@ -131,116 +112,23 @@ def truncation(tokenizer: Callable[..., Any], texts: Sequence[str], max_length: 
     }
 
 
-Triple = tuple[str, str, list[str]]
-Sampler = Callable[[list[Any]], list[Any]]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns hold what, found by their names."""
-
-    labelled: bool
-    first: str
-    second: str
-    third: str
-    """The label's name, or a pattern of the hard negatives' names."""
-    left_out: list[str]
-
-    @classmethod
-    def of(cls, row: Row) -> Columns:
-        """Recognises the columns of a row.
-
-        Raises:
-            InputError: They are neither of labelled rows nor of pairs.
-        """
-        for labelled, known in ((True, _NLI_COLUMNS), (False, _PAIR_COLUMNS)):
-            for first, second, third in known:
-                needed = {first, second, third} if labelled else {first, second}
-                if needed <= set(row.cells):
-                    left_out = [name for name in row.cells if name not in needed and not re.fullmatch(third, name)]
-                    return cls(labelled, first, second, third, left_out)
-        raise InputError(
-            f"{row.where}: found the columns {', '.join(map(str, row.cells))}, but need premise, hypothesis and label, "
-            "or anchor and positive (with negative, negative_1, ...)"
-        )
-
-
-def _pairs_of_labelled(rows: Iterable[Row], columns: Columns, counts: Counter[str], sample: Sampler) -> list[Triple]:
-    labelled = []
-    for row in rows:
-        counts["rows_read"] += 1
-        label = label_of(row, columns.third)
-        if label is None:
-            counts["rows_without_consensus"] += 1
-        elif label == NEUTRAL:
-            labelled.append(("", "", label))  # counts for the sample; its text is not used
-        else:
-            labelled.append((text_of(row, columns.first), text_of(row, columns.second), label))
-    labelled = sample(labelled)
+def _of_labelled(table: Table) -> list[tuple[str, str, list[str]]]:
+    columns = table.columns
     first_contradiction: dict[str, str] = {}
-    for premise, hypothesis, label in labelled:
-        if label == CONTRADICTION:
-            first_contradiction.setdefault(premise, hypothesis)
-    return [
-        (premise, hypothesis, [first_contradiction[premise]] if premise in first_contradiction else [])
-        for premise, hypothesis, label in labelled
-        if label == ENTAILMENT
-    ]
-
-
-def _pairs_as_given(rows: Iterable[Row], columns: Columns, counts: Counter[str], sample: Sampler) -> list[Triple]:
+    for row in table.rows:
+        if table.label(row) == CONTRADICTION:
+            first_contradiction.setdefault(table.text(row, columns.first), table.text(row, columns.second))
     triples = []
-    for row in rows:
-        counts["rows_read"] += 1
-        triples.append((text_of(row, columns.first), text_of(row, columns.second), negatives_of(row, columns)))
-    return sample(triples)
+    for row in table.rows:
+        if table.label(row) == ENTAILMENT:
+            premise = table.text(row, columns.first)
+            negatives = [first_contradiction[premise]] if premise in first_contradiction else []
+            triples.append((premise, table.text(row, columns.second), negatives))
+    return triples
 
 
-def label_of(row: Row, column: str) -> int | None:
-    """A row's label, 0 to 2, or None where there is no consensus."""
-    value = row.cells.get(column)
-    # bool and float compare equal to int, but mean something else here.
-    if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
-        return None
-    label = _LABELS.get(str(value)) if isinstance(value, str) or type(value) is int else None
-    if label is None:
-        raise InputError(
-            f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
-            "or -1 for no consensus"
-        )
-    return label
-
-
-def text_of(row: Row, column: str) -> str:
-    """A sentence that must be there."""
-    value = row.cells.get(column)
-    if not isinstance(value, str) or not value.strip():
-        what = "is missing" if value is None else f"is {excerpt(value)}"
-        raise InputError(f"{row.where}: {column} {what}, but must be a sentence")
-    return value
-
-
-def negatives_of(row: Row, columns: Columns) -> list[str]:
-    """All hard negatives of a row: in any number of columns, each a sentence, a list of sentences, or nothing."""
-    found = []
-    for name, value in row.cells.items():
-        if not re.fullmatch(columns.third, name):
-            continue
-        for text in value if isinstance(value, list) else [value]:
-            if text is None or text == "":
-                continue
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(
-                    f"{row.where}: {name} is {excerpt(text)}, but must be a sentence, or null where there is none"
-                )
-            found.append(text)
-    return found
-
-
-def draw_sample(kept: list[Any], source: Source, rows: int | None, seed: int) -> list[Any]:
-    """A sample fixed by its seed, in the order of the file."""
-    if rows is None:
-        return kept
-    if rows > len(kept):
-        raise InputError(f"data.sample.rows is {rows}, but {source.name} has {len(kept)} usable rows")
-    return [kept[index] for index in sorted(random.Random(seed).sample(range(len(kept)), rows))]
+def _as_given(table: Table) -> list[tuple[str, str, list[str]]]:
+    columns = table.columns
+    return [
+        (table.text(row, columns.first), table.text(row, columns.second), table.negatives(row)) for row in table.rows
+    ]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from simcse_st.errors import InputError
 
@@ -46,13 +46,13 @@ class Source:
         """
         path = Path(self.name).expanduser()
         if path.is_dir():
-            raise InputError(f"{self.name}: is a folder; name a file ({', '.join(FORMATS)}) in it")
+            raise InputError(f"{self.name} is a folder: name a file ({', '.join(FORMATS)}) in it")
         looks_like_file = path.suffix in (*FORMATS, ".json", ".tsv", ".gz", ".parquet")
         if path.exists() or looks_like_file or not _HUB_ID.match(self.name):
             if not path.exists():
                 raise InputError(f"{self.name}: no such file")
             if path.suffix not in FORMATS:
-                raise InputError(f"{self.name}: cannot read {path.suffix or 'this'} files, but {', '.join(FORMATS)}")
+                raise InputError(f"{self.name}: of no known format: its name must end in {' or '.join(FORMATS)}")
             return path
         return None
 
@@ -122,6 +122,11 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def is_sentence(value: Any) -> TypeGuard[str]:
+    """Whether a value is text that can be encoded: not blank, and without halves of surrogate pairs."""
+    return isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
+
+
 def excerpt(value: Any, limit: int = 60) -> str:
     """A value as an error shows it: quoted, on one line, not too long."""
     text = repr(value)
@@ -136,9 +141,10 @@ def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
                 try:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
+                    encoding = "utf-16" if line.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
                     raise InputError(
                         f"{name}:{number}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
-                        "convert the file, e.g. iconv -f latin1 -t utf-8"
+                        f"convert the file, e.g. iconv -f {encoding} -t utf-8"
                     ) from None
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from None
@@ -149,16 +155,24 @@ def _jsonl_rows(path: Path, name: str) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            cells = json.loads(line)
-        except json.JSONDecodeError as error:
+            cells = json.loads(line, object_pairs_hook=_without_repetition)
+        except (ValueError, RecursionError) as error:
+            # Not only of JSON: also numbers of thousands of digits, and brackets nested as deep.
+            problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
             hint = "; is it a CSV? then name it .csv" if number == 1 and "," in line and line[0] not in "{[" else ""
             raise InputError(
-                f"{name}:{number}: not a JSON object on one line ({error.msg} at column {error.colno}): "
-                f"{excerpt(line.strip())}{hint}"
+                f"{name}:{number}: not a JSON object on one line ({problem}): {excerpt(line.strip())}{hint}"
             ) from None
         if not isinstance(cells, dict):
             raise InputError(f"{name}:{number}: a row must be a JSON object, not {excerpt(cells)}")
         yield Row(f"{name}:{number}", cells)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    cells = dict(pairs)
+    if len(cells) < len(pairs):
+        raise ValueError("a key stands twice")
+    return cells
 
 
 def _text_rows(path: Path, name: str) -> Iterator[Row]:
@@ -182,6 +196,10 @@ def _csv_rows(path: Path, name: str, columns: list[str] | None) -> Iterator[Row]
                 )
             if columns is None:
                 columns = fields
+                if fields[0].lstrip().startswith("{"):
+                    raise InputError(
+                        f"{where}: {excerpt(fields[0])} heads no CSV; is it JSON Lines? then name it .jsonl"
+                    )
                 if len(set(columns)) < len(columns):
                     raise InputError(f"{where}: two columns of the header have the same name: {columns}")
                 if len(columns) < 2:

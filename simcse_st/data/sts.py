@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from simcse_st.data.sources import Row, Source, excerpt
+from simcse_st.data.sources import Row, Source, excerpt, is_sentence
 from simcse_st.errors import InputError
 
 _COLUMNS = ["sentence1", "sentence2", "score"]
@@ -62,11 +62,11 @@ def _parse(row: Row) -> tuple[str, str, float]:
         raise InputError(f"{row.where}: no column {' or '.join(missing)} among {found}")
     first, second, gold = (row.cells[name] for name in _COLUMNS)
     for name, text in (("sentence1", first), ("sentence2", second)):
-        if not isinstance(text, str) or not text.strip():
+        if not is_sentence(text):
             raise InputError(f"{row.where}: {name} is {excerpt(text)}, but must be a sentence")
     try:
-        score = float(gold)
-    except (TypeError, ValueError):
+        score = math.nan if isinstance(gold, bool) else float(gold)
+    except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not 0 <= score <= HIGHEST_SCORE:
         raise InputError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
