@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,50 +12,14 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.modules import Normalize
-from sentence_transformers.util import all_gather, all_gather_with_grad
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
+from simcse_st.batch import BatchFacts, columns_layout, count_rows, false_negatives, gather_rows
 from simcse_st.mlm import MaskedLanguageModel
 
 # Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
 CPU_CHUNK_SIZE = 32
-
-
-@dataclass
-class BatchFacts:
-    """What the loss has seen so far in training, on this device."""
-
-    batches: int = 0
-    sentences: int = 0
-    """Sentences encoded."""
-    anchors: int = 0
-    negatives: int = 0
-    """Summed over anchors: the columns that stand in each one's denominator beside its positive."""
-    fewest_negatives: int = 0
-    most_negatives: int = 0
-    masked_cells: int = 0
-    """Cells left out of the denominators as false negatives."""
-
-    def add(self, sentences: int, negatives: list[int], masked: int) -> None:
-        """Counts one batch.
-
-        Args:
-            sentences: Sentences encoded for it.
-            negatives: For each anchor the negatives in its denominator.
-            masked: Cells masked as false negatives.
-        """
-        self.fewest_negatives = min(self.fewest_negatives, *negatives) if self.batches else min(negatives)
-        self.most_negatives = max(self.most_negatives, *negatives)
-        self.batches += 1
-        self.sentences += sentences
-        self.anchors += len(negatives)
-        self.negatives += sum(negatives)
-        self.masked_cells += masked
-
-    def summary(self) -> dict[str, Any]:
-        """The counts, with the mean number of negatives that an anchor saw."""
-        return {**asdict(self), "mean_negatives": self.negatives / self.anchors if self.anchors else None}
 
 
 class SimCSELoss(CachedLossMixin, nn.Module):
@@ -84,7 +47,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             :math:`+\log\alpha` on own negatives only, e.g. +0.69 for 2. It is not a factor on the loss.
         share_hard_negatives: Whether a row's hard negatives are negatives of all rows, as in the paper, or of their
             own row only.
-        mask_false_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
+        maskfalse_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
             row's anchor or positive, or if both rows have the same anchor. Texts are compared, never similarities.
             Needs the batches of :class:`SimCSECollator`.
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
@@ -128,7 +91,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         hard_negative_weight: float = 1.0,
         *,
         share_hard_negatives: bool = True,
-        mask_false_negatives: bool = False,
+        maskfalse_negatives: bool = False,
         train_only_head: bool = False,
         mlm_weight: float = 0.0,
         mlm_probability: float = 0.15,
@@ -152,7 +115,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self.temperature = temperature
         self.hard_negative_weight = hard_negative_weight
         self.share_hard_negatives = share_hard_negatives
-        self.mask_false_negatives = mask_false_negatives
+        self.maskfalse_negatives = maskfalse_negatives
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
         self.mini_batch_num_tokens = mini_batch_num_tokens
@@ -192,12 +155,15 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         """
         if isinstance(self.model, nn.DataParallel):
             raise ValueError("several GPUs in one process are not supported: start one process a GPU with torchrun")
+        if self.head is not None and "forward" in vars(self.model):
+            # Such a wrapper changes what the model returns, and the head takes its input before that.
+            raise ValueError("train_only_head does not work inside a loss that replaces the model's forward")
         features = list(sentence_features)
         layout = None
         if len(features) == 1 and "role" in features[0]:
             layout = torch.stack([features[0][key] for key in ("row", "role", "text_id")], dim=1)
-        elif self.mask_false_negatives:
-            raise ValueError("mask_false_negatives compares texts: use SimCSECollator as data_collator")
+        elif self.maskfalse_negatives:
+            raise ValueError("maskfalse_negatives compares texts: use SimCSECollator as data_collator")
         if self.uses_gradient_cache:
             return self.forward_cached(features, layout)
         reps = [
@@ -222,7 +188,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             with_backward: Whether to propagate back to the embeddings and return the detached loss.
         """
         embeddings = torch.cat([chunk for chunks in reps for chunk in chunks])
-        row, role, text_id = (_columns_layout(reps) if labels is None else labels).unbind(dim=1)
+        row, role, text_id = (columns_layout(reps) if labels is None else labels).unbind(dim=1)
         rows, positives = (int((role == kind).sum()) for kind in (0, 1))
         order = (role * rows + row).argsort(stable=True)
         parts = [rows, positives, len(order) - rows - positives]
@@ -230,7 +196,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         anchor_ids, positive_ids, _ = text_id[order].split(parts)
         if not positives:  # one dropout mask for both views: each sentence was encoded once
             other, positive_ids = anchors, anchor_ids
-        ids = (anchor_ids, positive_ids) if self.mask_false_negatives else (None, None)
+        ids = (anchor_ids, positive_ids) if self.maskfalse_negatives else (None, None)
         loss = self.compute_loss_from_embeddings(anchors, other, negatives, row[order[rows + positives :]], *ids)
         if with_backward:
             loss.backward()
@@ -275,17 +241,17 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         all_ids, rows, devices = ids, len(anchors), 1
         if self.gather_across_devices and get_world_size() > 1:
             devices = get_world_size()
-            counts, negative_counts = _counts(anchors), _counts(negatives)
+            counts, negative_counts = count_rows(anchors), count_rows(negatives)
             begin, rows = sum(counts[: get_rank()]), sum(counts)
             target = target + begin
-            negative_rows = _gather(negative_rows + begin, negative_counts)
-            positives, negatives = _gather(positives, counts), _gather(negatives, negative_counts)
-            all_ids = None if ids is None else _gather(ids, counts)
+            negative_rows = gather_rows(negative_rows + begin, negative_counts)
+            positives, negatives = gather_rows(positives, counts), gather_rows(negatives, negative_counts)
+            all_ids = None if ids is None else gather_rows(ids, counts)
 
         own = target[:, None] == negative_rows[None, :]
         left_out = torch.zeros(len(anchors), rows + len(negatives), dtype=torch.bool, device=anchors.device)
         if ids is not None and all_ids is not None:
-            left_out[:, :rows] = _false_negatives(ids, all_ids, target)
+            left_out[:, :rows] = false_negatives(ids, all_ids, target)
         masked = 0 if ids is None else int(left_out.sum())
         if not self.share_hard_negatives:
             left_out[:, rows:] = ~own
@@ -330,7 +296,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             "temperature": self.temperature,
             "hard_negative_weight": self.hard_negative_weight,
             "share_hard_negatives": self.share_hard_negatives,
-            "mask_false_negatives": self.mask_false_negatives,
+            "maskfalse_negatives": self.maskfalse_negatives,
             "train_only_head": self.head is not None,
             "mlm_weight": self.mlm_weight,
             "gather_across_devices": self.gather_across_devices,
@@ -370,45 +336,3 @@ class SimCSELoss(CachedLossMixin, nn.Module):
                 self._pooled.append(output["sentence_embedding"])
 
         last.register_forward_hook(take)
-
-
-def _false_negatives(local: Tensor, all_rows: Tensor, target: Tensor) -> Tensor:
-    """Which other rows' positives are no negatives of a row, shape ``(N, all N)``.
-
-    Args:
-        local: Ids of this device's anchors and positives, shape ``(N, 2)``.
-        all_rows: Those of all devices, shape ``(all N, 2)``.
-        target: The place of each of this device's rows among all, shape ``(N,)``.
-    """
-    anchor, positive = local[:, :1], local[:, 1:]
-    other_anchor, other_positive = all_rows.T
-    same = (other_positive == anchor) | (other_positive == positive) | (other_anchor == anchor)
-    return same.scatter(1, target[:, None], value=False)
-
-
-def _columns_layout(reps: list[list[Tensor]]) -> Tensor:
-    """Row, role and (no) text id of each sentence, shape ``(sentences, 3)``, for a batch a column."""
-    if len(reps) < 2:
-        raise ValueError("SimCSELoss needs anchors and positives: two columns, or a batch of SimCSECollator")
-    lengths = {sum(len(chunk) for chunk in chunks) for chunks in reps}
-    if len(lengths) > 1:
-        raise ValueError(f"columns of one batch have different numbers of rows: {sorted(lengths)}")
-    row = torch.arange(lengths.pop(), device=reps[0][0].device)
-    nothing = torch.zeros_like(row)
-    return torch.cat([torch.stack([row, nothing + min(role, 2), nothing], 1) for role in range(len(reps))])
-
-
-def _counts(local: Tensor) -> list[int]:
-    """How many rows each device has, in order of rank."""
-    return all_gather(torch.tensor([len(local)], device=local.device)).tolist()
-
-
-def _gather(local: Tensor, counts: list[int]) -> Tensor:
-    """The rows of all devices in order of rank, however many each has, with gradients to all."""
-    longest = max(counts)
-    if longest == 0:
-        return local
-    # Collectives need equal shapes: every device sends as many rows as the one that has most.
-    padded = F.pad(local, (0, 0) * (local.ndim - 1) + (0, longest - len(local)))
-    gathered = (all_gather_with_grad if local.is_floating_point() else all_gather)(padded)
-    return torch.cat([part[:count] for part, count in zip(gathered.split(longest), counts, strict=True)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import nn
 
 from helpers import collect, sentences
@@ -75,6 +76,13 @@ def test_the_head_stands_between_pooling_and_normalisation(tiny_model: SentenceT
     value.backward()
     assert linear.weight.grad.abs().sum() > 0
     assert {name.split(".")[0] for name, _ in loss.named_parameters()} == {"model", "head"}
+
+
+def test_the_head_refuses_what_would_pass_it_by(tiny_model: SentenceTransformer):
+    features = collect(SimCSECollator(tiny_model.preprocess)([{"sentence": text} for text in sentences(4)]))
+    loss = MatryoshkaLoss(tiny_model, SimCSELoss(tiny_model, train_only_head=True), matryoshka_dims=[32, 8])
+    with pytest.raises(ValueError, match="does not work inside a loss that replaces the model's forward"):
+        loss(features, None)
 
 
 @pytest.fixture

@@ -1,0 +1,89 @@
+"""What stands in a batch: its layout, its false negatives, the rows of all devices, and how much the loss saw."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers.util import all_gather, all_gather_with_grad
+from torch import Tensor
+
+
+@dataclass
+class BatchFacts:
+    """What the loss has seen so far in training, on this device."""
+
+    batches: int = 0
+    sentences: int = 0
+    """Sentences encoded."""
+    anchors: int = 0
+    negatives: int = 0
+    """Summed over anchors: the columns that stand in each one's denominator beside its positive."""
+    fewest_negatives: int = 0
+    most_negatives: int = 0
+    masked_cells: int = 0
+    """Cells left out of the denominators as false negatives."""
+
+    def add(self, sentences: int, negatives: list[int], masked: int) -> None:
+        """Counts one batch.
+
+        Args:
+            sentences: Sentences encoded for it.
+            negatives: For each anchor the negatives in its denominator.
+            masked: Cells masked as false negatives.
+        """
+        self.fewest_negatives = min(self.fewest_negatives, *negatives) if self.batches else min(negatives)
+        self.most_negatives = max(self.most_negatives, *negatives)
+        self.batches += 1
+        self.sentences += sentences
+        self.anchors += len(negatives)
+        self.negatives += sum(negatives)
+        self.masked_cells += masked
+
+    def summary(self) -> dict[str, Any]:
+        """The counts, with the mean number of negatives that an anchor saw."""
+        return {**asdict(self), "mean_negatives": self.negatives / self.anchors if self.anchors else None}
+
+
+def false_negatives(local: Tensor, all_rows: Tensor, target: Tensor) -> Tensor:
+    """Which other rows' positives are no negatives of a row, shape ``(N, all N)``.
+
+    Args:
+        local: Ids of this device's anchors and positives, shape ``(N, 2)``.
+        all_rows: Those of all devices, shape ``(all N, 2)``.
+        target: The place of each of this device's rows among all, shape ``(N,)``.
+    """
+    anchor, positive = local[:, :1], local[:, 1:]
+    other_anchor, other_positive = all_rows.T
+    same = (other_positive == anchor) | (other_positive == positive) | (other_anchor == anchor)
+    return same.scatter(1, target[:, None], value=False)
+
+
+def columns_layout(reps: list[list[Tensor]]) -> Tensor:
+    """Row, role and (no) text id of each sentence, shape ``(sentences, 3)``, for a batch a column."""
+    if len(reps) < 2:
+        raise ValueError("SimCSELoss needs anchors and positives: two columns, or a batch of SimCSECollator")
+    lengths = {sum(len(chunk) for chunk in chunks) for chunks in reps}
+    if len(lengths) > 1:
+        raise ValueError(f"columns of one batch have different numbers of rows: {sorted(lengths)}")
+    row = torch.arange(lengths.pop(), device=reps[0][0].device)
+    nothing = torch.zeros_like(row)
+    return torch.cat([torch.stack([row, nothing + min(role, 2), nothing], 1) for role in range(len(reps))])
+
+
+def count_rows(local: Tensor) -> list[int]:
+    """How many rows each device has, in order of rank."""
+    return all_gather(torch.tensor([len(local)], device=local.device)).tolist()
+
+
+def gather_rows(local: Tensor, counts: list[int]) -> Tensor:
+    """The rows of all devices in order of rank, however many each has, with gradients to all."""
+    longest = max(counts)
+    if longest == 0:
+        return local
+    # Collectives need equal shapes: every device sends as many rows as the one that has most.
+    padded = F.pad(local, (0, 0) * (local.ndim - 1) + (0, longest - len(local)))
+    gathered = (all_gather_with_grad if local.is_floating_point() else all_gather)(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered.split(longest), counts, strict=True)])
