@@ -155,7 +155,11 @@ def _print_result(result: TrainResult) -> None:
         label = f"{split} ({scores[split]['pairs']:,} pairs)"
         table.add_row(label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
     Console().print(table)
+    seen = scores["batches"]
+    masked = f", {seen['masked_cells']:,} cells masked" if seen["masked_cells"] else ""
     print(
         f"{scores['train_seconds']:.0f} s of training, {scores['sentences_per_second']:.0f} sentences/s\n"
+        f"an anchor saw {seen['mean_negatives']:.1f} negatives on average, "
+        f"{seen['fewest_negatives']} to {seen['most_negatives']}{masked}\n"
         f"model: {result.folder / 'model'}"
     )
