@@ -47,7 +47,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             :math:`+\log\alpha` on own negatives only, e.g. +0.69 for 2. It is not a factor on the loss.
         share_hard_negatives: Whether a row's hard negatives are negatives of all rows, as in the paper, or of their
             own row only.
-        maskfalse_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
+        mask_false_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
             row's anchor or positive, or if both rows have the same anchor. Texts are compared, never similarities.
             Needs the batches of :class:`SimCSECollator`.
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
@@ -91,7 +91,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         hard_negative_weight: float = 1.0,
         *,
         share_hard_negatives: bool = True,
-        maskfalse_negatives: bool = False,
+        mask_false_negatives: bool = False,
         train_only_head: bool = False,
         mlm_weight: float = 0.0,
         mlm_probability: float = 0.15,
@@ -115,7 +115,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self.temperature = temperature
         self.hard_negative_weight = hard_negative_weight
         self.share_hard_negatives = share_hard_negatives
-        self.maskfalse_negatives = maskfalse_negatives
+        self.mask_false_negatives = mask_false_negatives
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
         self.mini_batch_num_tokens = mini_batch_num_tokens
@@ -162,8 +162,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         layout = None
         if len(features) == 1 and "role" in features[0]:
             layout = torch.stack([features[0][key] for key in ("row", "role", "text_id")], dim=1)
-        elif self.maskfalse_negatives:
-            raise ValueError("maskfalse_negatives compares texts: use SimCSECollator as data_collator")
+        elif self.mask_false_negatives:
+            raise ValueError("mask_false_negatives compares texts: use SimCSECollator as data_collator")
         if self.uses_gradient_cache:
             return self.forward_cached(features, layout)
         reps = [
@@ -196,7 +196,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         anchor_ids, positive_ids, _ = text_id[order].split(parts)
         if not positives:  # one dropout mask for both views: each sentence was encoded once
             other, positive_ids = anchors, anchor_ids
-        ids = (anchor_ids, positive_ids) if self.maskfalse_negatives else (None, None)
+        ids = (anchor_ids, positive_ids) if self.mask_false_negatives else (None, None)
         loss = self.compute_loss_from_embeddings(anchors, other, negatives, row[order[rows + positives :]], *ids)
         if with_backward:
             loss.backward()
@@ -296,7 +296,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             "temperature": self.temperature,
             "hard_negative_weight": self.hard_negative_weight,
             "share_hard_negatives": self.share_hard_negatives,
-            "maskfalse_negatives": self.maskfalse_negatives,
+            "mask_false_negatives": self.mask_false_negatives,
             "train_only_head": self.head is not None,
             "mlm_weight": self.mlm_weight,
             "gather_across_devices": self.gather_across_devices,
