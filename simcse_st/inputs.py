@@ -160,7 +160,7 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     """Says once what the loss is going to see."""
     facts, cut, batch = inputs.manifest["train"], inputs.manifest["train"]["truncation"], recipe.training.batch_size
     parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
-    hard = batch * facts.get("hard_negatives", 0) / len(inputs.data)
+    hard = facts.get("hard_negatives", 0) / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
     logger.info(
         "model    %s, %.1fM parameters, pooling %s, on %s in %s",
         recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,

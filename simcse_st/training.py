@@ -103,8 +103,9 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
 
     if not process.is_main_process:
         process.wait_for_everyone()
-        return TrainResult(folder, _load_saved(folder), json.loads((folder / "results.json").read_text("utf-8")))
-    model = _keep(best, folder)
+        model = _load_saved(folder / "model", str(process.device))
+        return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
+    model = _keep(best, folder, str(process.device))
     results = {
         "recipe": recipe.name,
         "best_step": best.best_step,
@@ -252,20 +253,19 @@ def _fit(
     return trainer.state.global_step
 
 
-def _keep(best: STSCallback, folder: Path) -> SentenceTransformer:
+def _keep(best: STSCallback, folder: Path, device: str) -> SentenceTransformer:
     """Puts the best weights into ``folder/model`` and proves that what loads from there are those weights."""
     if best.best_step is None:
         raise RunError("no step was scored, so there are no weights to keep")
-    target = folder / "model"
-    best.best_model.rename(target)
-    model = _load_saved(folder)
+    model = _load_saved(best.best_model, device)
     if weights_sha256(model) != best.best_sha256:
-        raise RunError(f"{target} does not load as the weights that were scored at step {best.best_step}")
+        raise RunError(f"{best.best_model} does not load as the weights that were scored at step {best.best_step}")
+    best.best_model.rename(folder / "model")
     return model
 
 
-def _load_saved(folder: Path) -> SentenceTransformer:
-    return SentenceTransformer(str(folder / "model"), local_files_only=True)
+def _load_saved(path: Path, device: str) -> SentenceTransformer:
+    return SentenceTransformer(str(path), device=device, local_files_only=True)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

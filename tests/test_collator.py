@@ -31,6 +31,11 @@ def test_every_sentence_stands_once_with_its_row_and_role(tiny_model: SentenceTr
     ]  # fmt: skip
 
 
+def test_a_column_of_empty_lists_is_no_column(tiny_model: SentenceTransformer):
+    rows = [{"anchor": "aa", "positive": "bb", "negative": []}, {"anchor": "cc", "positive": "dd", "negative": []}]
+    assert len(texts_of(SimCSECollator(tiny_model.preprocess)(rows), tiny_model)) == 4
+
+
 def test_longest_sentences_come_first(tiny_model: SentenceTransformer):
     texts = sentences(20)
     rows = [{"anchor": texts[i], "positive": texts[i + 10]} for i in range(10)]

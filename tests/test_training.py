@@ -182,7 +182,7 @@ def test_weights_that_are_not_the_scored_ones_are_an_error(tiny_base: Path, tmp_
         next(model.parameters()).view(-1)[0] += 1e-3
     model.save_pretrained(str(tmp_path / "best"), create_model_card=False)
     with pytest.raises(RunError, match="does not load as the weights that were scored at step 2"):
-        _keep(callback, tmp_path)
+        _keep(callback, tmp_path, "cpu")
 
 
 def test_the_checksum_is_that_of_the_scored_weights_whatever_is_saved(tiny_base: Path, tmp_path: Path):
@@ -200,7 +200,7 @@ def test_the_checksum_is_that_of_the_scored_weights_whatever_is_saved(tiny_base:
     callback._save(model)
     callback.best_step = 1
     with pytest.raises(RunError, match="does not load as the weights that were scored"):
-        _keep(callback, tmp_path)
+        _keep(callback, tmp_path, "cpu")
 
 
 def test_a_loss_that_is_no_number_ends_the_run(recipe: Recipe, tmp_path: Path):
