@@ -1,6 +1,6 @@
-"""A recipe: everything that determines a run, in one typed, frozen object, read from YAML and from ``key=value``.
+"""Recipes out of YAML and ``key=value``, and what is said when they are wrong.
 
-This module is a leaf. The rooms below take plain arguments; only the command line and the wiring know recipes.
+Only the command line, the inputs and training know recipes; everything below takes plain arguments.
 """
 
 from __future__ import annotations
@@ -11,173 +11,17 @@ import re
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
+from simcse_st.schema import HubDataset, Recipe
+
+__all__ = ["HubDataset", "Recipe", "load_recipe", "resolve", "shipped_recipes"]
 
 PACKAGE_SCHEME = "package:"
-
-
-class _Section(BaseModel):
-    """Strict and frozen: an unknown key or another type is an error, and nothing changes after loading."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class HubDataset(_Section):
-    """A data set on the Hugging Face Hub."""
-
-    dataset: str = Field(min_length=1)
-    """Its id, ``owner/name``."""
-    config: str | None = None
-    """Its configuration (subset), where it has several."""
-    split: str | None = None
-    """The split to read: by default ``train`` for ``data.train``, ``validation`` for ``dev``, ``test`` for ``test``."""
-    revision: str | None = None
-    """A commit, tag or branch; name a commit to be sure of the same data later."""
-    files: str | None = None
-    """The files to read, by name or pattern, where the data set's own configuration does not name them."""
-
-
-Source = Annotated[str, Field(min_length=1)] | HubDataset
-
-
-class Sample(_Section):
-    """A fixed sample of the rows."""
-
-    rows: int = Field(gt=0)
-    """How many rows to keep, in file order."""
-    seed: int = 42
-    """Which ones."""
-
-
-class ModelSection(_Section):
-    """What is trained: Transformer -> Pooling -> Normalize."""
-
-    base: str = Field(min_length=1)
-    """A hub id, a local folder (bare encoder or Sentence Transformers model), or ``package:NAME/PATH`` for a folder
-    inside an installed Python package."""
-    revision: str | None = None
-    """Commit, tag or branch of a hub base."""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """Required SHA-256 of a local base's ``model.safetensors``; another file is refused."""
-    pooling: Literal["cls", "mean", "first_last_avg"] = "cls"
-    """How token vectors become one sentence vector: the first token's ([CLS], as in the paper), the mean of all, or
-    the mean over tokens of the first and the last layer's."""
-    head: Literal["none", "train-only", "keep"] = "none"
-    """The paper's MLP (linear, tanh) behind pooling: absent, in training only (its unsupervised models), or part of
-    the saved model (its supervised ones)."""
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Sets all dropout probabilities of the encoder, hidden and attention; null leaves the encoder's own (0.1 in
-    BERT)."""
-    shared_dropout_mask: bool = False
-    """Ablation of unsupervised training (paper, table 3): both views of a sentence get the same dropout mask, which
-    makes them one vector."""
-    max_length: int = Field(default=512, gt=0)
-    """Tokens a sentence may have in the saved model and in every evaluation."""
-
-
-class DataSection(_Section):
-    """What it is trained and measured on. Paths are relative to the working directory."""
-
-    train: Source
-    """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
-    (one sentence a line): a JSON Lines, CSV or text file, a hub data set, or ``package:NAME/PATH``."""
-    kind: Literal["pairs", "sentences"] = "pairs"
-    """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
-    the data, whatever its column, towards itself under another dropout mask."""
-    dev: Source = "sentence-transformers/stsb"
-    """Graded sentence pairs that choose the best step."""
-    test: Source = "sentence-transformers/stsb"
-    """Graded sentence pairs that are scored once, on the kept weights."""
-    hard_negatives: bool = True
-    """False trains on the same pairs without their hard negatives."""
-    sample: Sample | None = None
-    """Use a fixed sample of the rows; of labelled rows, it is drawn after those without consensus are dropped."""
-
-
-class LossSection(_Section):
-    """The contrastive loss."""
-
-    temperature: float = Field(default=0.05, gt=0)
-    """tau: cosine similarities are divided by it (paper, table D.1: 0.05)."""
-    hard_negative_weight: float = Field(default=1.0, gt=0)
-    """alpha: how many times a row's own hard negatives count in its denominator; log(alpha) on their logits, not a
-    factor on the loss (paper, table 7: 1)."""
-    share_hard_negatives: bool = True
-    """Whether a row's hard negatives are negatives of all rows of the batch (the paper) or of their own row only."""
-    mask_false_negatives: bool = False
-    """Leaves another row's positive out of a row's denominator if its text is that of the row's anchor or positive,
-    or if both have the same anchor. The paper does not."""
-    mlm_weight: float = Field(default=0.0, ge=0)
-    """Adds so many times the loss of predicting masked tokens (the paper's code: 0.1; for transfer tasks, not STS)."""
-    mlm_probability: float = Field(default=0.15, gt=0, lt=1)
-    """The share of tokens that it predicts."""
-    mini_batch_size: int | None = Field(default=None, gt=0)
-    """Turns gradient caching on: memory for so many sentences instead of a whole batch, for about half the speed."""
-    mini_batch_num_tokens: int | None = Field(default=None, gt=0)
-    """The same, counted in tokens."""
-    chunk_size: int | None = Field(default=None, gt=0)
-    """Sentences of one forward pass, sorted by length so that little is padded. By default 32 on a CPU and the whole
-    batch on a GPU. Changes speed, and not the loss but for dropout's draws."""
-
-
-class TrainingSection(_Section):
-    """How long and how fast."""
-
-    batch_size: int = Field(default=128, gt=1)
-    """Rows of a batch, over all devices together: an anchor sees the other rows' positives and all hard negatives."""
-    epochs: int = Field(default=3, gt=0)
-    """Passes over the data."""
-    max_steps: int | None = Field(default=None, gt=0)
-    """Ends training after so many steps, whatever ``epochs`` says."""
-    learning_rate: float = Field(default=5e-5, gt=0)
-    """Of AdamW, at its highest."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate ends."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from zero."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Of AdamW."""
-    max_grad_norm: float | None = Field(default=None, gt=0)
-    """Clips the gradient's norm; null does not clip."""
-    max_length: int = Field(default=32, gt=0)
-    """Tokens a sentence may have in training (paper's code: 32)."""
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """``auto`` is fp16 on a CUDA GPU, fp32 elsewhere. The loss is computed in float32 in any case."""
-    eval_steps: int = Field(default=50, gt=0)
-    """Dev is scored every so many steps, and at the end; the best step's weights are kept."""
-
-
-class Recipe(_Section):
-    """Everything that determines a run.
-
-    Example:
-        >>> from simcse_st import load_recipe
-        >>> recipe = load_recipe("quickstart", ["loss.temperature=0.1", "seed=1"])
-        >>> recipe.loss.temperature
-        0.1
-    """
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Names the run folder, ``runs/NAME``; by default the name of the recipe's file."""
-    description: str = ""
-    """One line for the list of recipes."""
-    seed: int = Field(default=42, ge=0, lt=2**32)
-    """Seeds dropout and the order of the rows."""
-    model: ModelSection
-    data: DataSection
-    loss: LossSection = LossSection()
-    training: TrainingSection = TrainingSection()
-
-    def to_yaml(self) -> str:
-        """The whole recipe with every default written out, so that a later version's defaults change nothing."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def shipped_recipes() -> dict[str, str]:
