@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -64,14 +65,14 @@ def train(
     """Train a model. Without a recipe: the quickstart, which needs no network."""
     from simcse_st.recipe import load_recipe
 
-    chosen = load_recipe(recipe, overrides or ())
-    # Not through --set, which would read a file name such as `1.0` or `{x}` as YAML. And each flag drops what the
-    # recipe says of its own base or data alone: the checksum and revision, the size of the sample.
+    # The flags are the two keys that everyone changes, and drop what the recipe says of its own base and data alone.
+    # JSON is YAML that leaves no name to be read as something else.
+    short = []
     if base is not None:
-        another = {"base": base, "sha256": None, "revision": None}
-        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update=another)})
+        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null"]
     if data is not None:
-        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"train": data, "sample": None})})
+        short += [f"data.train={json.dumps(data)}", "data.sample=null"]
+    chosen = load_recipe(recipe, [*short, *(overrides or ())])
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm

@@ -1,4 +1,4 @@
-"""``train(recipe)``: the only place where the rooms are wired together."""
+"""``train(recipe)``: the one place where everything is put together."""
 
 from __future__ import annotations
 

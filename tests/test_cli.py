@@ -77,6 +77,8 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
         (["train", "snli"], "no recipe 'snli': did you mean "),
         (["train", "my.yaml"], "my.yaml: cannot read this recipe: No such file or directory"),
         (["train", "--data", "none.jsonl"], "none.jsonl: no such file"),
+        (["train", "--data", ""], "--set: data.train: should have at least 1 character, not the text ''"),
+        (["train", "--data", "{x}"], "{x}: no such file"),
         (["train", "--data", "empty.jsonl"], "empty.jsonl: there is no row in it"),
         (["train", "--data", "csv.jsonl"], "csv.jsonl:1: not a JSON object"),
         (
