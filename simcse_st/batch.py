@@ -13,7 +13,10 @@ from torch import Tensor
 
 @dataclass
 class BatchFacts:
-    """What the loss has seen so far in training, on this device."""
+    """What the loss has seen so far in training, on all devices that share their negatives.
+
+    A wrapper such as ``MatryoshkaLoss`` calls the loss once for each dimension, and each call counts as a batch.
+    """
 
     batches: int = 0
     sentences: int = 0
@@ -26,21 +29,34 @@ class BatchFacts:
     masked_cells: int = 0
     """Cells left out of the denominators as false negatives."""
 
-    def add(self, sentences: int, negatives: list[int], masked: int) -> None:
+    def add(self, sentences: int, negatives: Tensor, masked: Tensor, *, all_devices: bool = False) -> None:
         """Counts one batch.
 
         Args:
-            sentences: Sentences encoded for it.
-            negatives: For each anchor the negatives in its denominator.
-            masked: Cells masked as false negatives.
+            sentences: Sentences that this device encoded for it.
+            negatives: For each of this device's anchors the negatives in its denominator, shape ``(N,)``.
+            masked: Cells masked as false negatives, a scalar.
+            all_devices: Whether to add up all devices' counts, in which case all must call this.
         """
-        self.fewest_negatives = min(self.fewest_negatives, *negatives) if self.batches else min(negatives)
-        self.most_negatives = max(self.most_negatives, *negatives)
+        counts = torch.stack(
+            [
+                *torch.tensor([sentences, len(negatives)], device=negatives.device),
+                negatives.sum(),
+                masked,
+                negatives.min(),
+                negatives.max(),
+            ]
+        )[None]
+        each = (all_gather(counts) if all_devices else counts).tolist()
+        sentences, anchors, total, cells = (sum(device[i] for device in each) for i in range(4))
+        fewest, most = min(device[4] for device in each), max(device[5] for device in each)
+        self.fewest_negatives = min(self.fewest_negatives, fewest) if self.batches else fewest
+        self.most_negatives = max(self.most_negatives, most)
         self.batches += 1
         self.sentences += sentences
-        self.anchors += len(negatives)
-        self.negatives += sum(negatives)
-        self.masked_cells += masked
+        self.anchors += anchors
+        self.negatives += total
+        self.masked_cells += cells
 
     def summary(self) -> dict[str, Any]:
         """The counts, with the mean number of negatives that an anchor saw."""

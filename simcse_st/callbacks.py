@@ -18,11 +18,11 @@ from sentence_transformers.util.distributed import distributed_evaluation, get_w
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.errors import InputError, RunError, nearest
-from simcse_st.modeling import weights_sha256
+from simcse_st.modeling import tensors_sha256, weights_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class STSCallback(TrainerCallback):
                 file.write(json.dumps(record) + "\n")
 
 
-class LossCallback(TrainerCallback):
+class LossCallback(TrainerCallback, ExportableState):
     """Keeps the parameters of a loss, such as a train-only head, with its model.
 
     The trainer optimises the parameters of a loss, but neither saves them, nor restores them, nor averages their
@@ -182,7 +182,7 @@ class LossCallback(TrainerCallback):
         parameters: They, by their names: ``loss.own_parameters()``.
 
     Raises:
-        RunError: A run resumes from a checkpoint without them.
+        RunError: A run resumes from a checkpoint whose parameters are not in ``output_dir``.
     """
 
     FILE = "loss.safetensors"
@@ -201,6 +201,11 @@ class LossCallback(TrainerCallback):
             saved = load_file(path)
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(saved[name])
+            # The trainer does not say which folder it resumes from, but hands on what state() gave it.
+            callbacks: Any = state.stateful_callbacks
+            expected = callbacks.get(type(self).__name__, {}).get("attributes", {})
+            if expected != self.state()["attributes"]:
+                raise RunError(f"{path} is not of the checkpoint that training resumes from: keep its output_dir")
         if get_world_size() > 1:
             for parameter in self.parameters.values():
                 torch.distributed.broadcast(parameter.data, src=0)
@@ -219,6 +224,10 @@ class LossCallback(TrainerCallback):
         """Adds them to the checkpoint that was just written."""
         if state.is_world_process_zero:
             save_file({name: parameter.data for name, parameter in self.parameters.items()}, self._path(args, state))
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer writes into a checkpoint's state: the parameters' checksum."""
+        return {"args": {}, "attributes": {"sha256": tensors_sha256(self.parameters)}}
 
     def _path(self, args: TrainingArguments, state: TrainerState) -> Path:
         return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / self.FILE

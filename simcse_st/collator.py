@@ -125,6 +125,9 @@ def text_columns(names: Iterable[str], label_columns: Iterable[str] = ()) -> lis
         if unknown:
             raise ValueError(f"columns {sorted(unknown)} are no anchor, positive or negative: remove or rename them")
         return ["anchor", "positive", *negatives]
+    half = [name for name in columns if re.fullmatch(r"anchor|positive|negative(_\d+)?", name)]
+    if half and len(columns) > 1:
+        raise ValueError(f"columns {columns}: beside {half} both an anchor and a positive must be there")
     if not columns:
         raise ValueError(f"a row needs a column of text, but its columns are {list(names)}")
     return columns

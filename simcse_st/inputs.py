@@ -103,6 +103,22 @@ def _check_combinations(recipe: Recipe, devices: int) -> None:
     """Keys that are right alone, but not together or not on this machine."""
     if recipe.model.shared_dropout_mask and recipe.data.kind != "sentences":
         raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
+    if recipe.data.kind == "sentences":
+        idle = {
+            "data.hard_negatives": not recipe.data.hard_negatives,
+            "loss.hard_negative_weight": recipe.loss.hard_negative_weight != 1.0,
+            "loss.share_hard_negatives": not recipe.loss.share_hard_negatives,
+        }
+        if any(idle.values()):
+            keys = ", ".join(key for key, set_ in idle.items() if set_)
+            raise InputError(f"{keys}: data.kind=sentences trains without hard negatives, so this would do nothing")
+    own = recipe.model.head == "train-only" or recipe.loss.mlm_weight > 0
+    if devices > 1 and own and recipe.training.max_grad_norm and recipe.training.precision in ("auto", "fp16"):
+        # Clipping unscales fp16 gradients before those of the loss's own parameters could be averaged.
+        raise InputError(
+            "training.precision: fp16 with training.max_grad_norm and a train-only head or mlm_weight does not work on "
+            "several devices: use bf16 or fp32"
+        )
     if recipe.training.batch_size % devices:
         raise InputError(
             f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} processes"

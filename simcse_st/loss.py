@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext, has_static_embedding_input
+from sentence_transformers.sentence_transformer.losses.matryoshka import ForwardDecorator
 from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from simcse_st.mlm import MaskedLanguageModel
 
 # Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
 CPU_CHUNK_SIZE = 32
+
+LOWEST_TEMPERATURE = 1e-6  # cosines over less lose their differences in float32
 
 
 class SimCSELoss(CachedLossMixin, nn.Module):
@@ -49,7 +52,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             own row only.
         mask_false_negatives: Leaves another row's positive out of a row's denominator if its text is that of the
             row's anchor or positive, or if both rows have the same anchor. Texts are compared, never similarities.
-            Needs the batches of :class:`SimCSECollator`.
+            Hard negatives stay: they were chosen. Needs the batches of :class:`SimCSECollator`.
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
             the model (paper, table 6, for unsupervised training). It is a module of this loss, ``head``; with a
             :class:`~simcse_st.callbacks.LossCallback` it is checkpointed, and in step on several devices.
@@ -102,15 +105,21 @@ class SimCSELoss(CachedLossMixin, nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("temperature", temperature), ("hard_negative_weight", hard_negative_weight)):
-            if not (value > 0 and math.isfinite(value)):
+            if not _is_number(value) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, not {value!r}")
+        if temperature < LOWEST_TEMPERATURE:
+            raise ValueError(f"temperature must be at least {LOWEST_TEMPERATURE:g}, not {temperature!r}")
         for name, size in (
             ("mini_batch_size", mini_batch_size),
             ("mini_batch_num_tokens", mini_batch_num_tokens),
             ("chunk_size", chunk_size),
         ):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1 or None, not {size!r}")
+            if size is not None and (type(size) is not int or size < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, or None, not {size!r}")
+        if chunk_size is not None and (mini_batch_size or mini_batch_num_tokens):
+            raise ValueError("chunk_size is for training without gradient caching, which mini_batch_size turns on")
+        if has_static_embedding_input(model):
+            raise ValueError("a model of static embeddings has no sentences to cut into chunks, nor dropout or [CLS]")
         self.model = model
         self.temperature = temperature
         self.hard_negative_weight = hard_negative_weight
@@ -122,11 +131,10 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         # CachedLossMixin cuts batches by these two, whether or not gradients are cached.
         default_chunk = CPU_CHUNK_SIZE if model.device.type == "cpu" else sys.maxsize
         self.mini_batch_size = mini_batch_size or chunk_size or default_chunk
-        self.head: nn.Module | None = None
-        self._pooled: list[Tensor] | None = None
-        if train_only_head:
-            self._add_head(model)
-        if not (mlm_weight >= 0 and math.isfinite(mlm_weight)):
+        # In a tuple, since it is a module of the model and not of this loss.
+        self._before_head = ([module for module in model if not isinstance(module, Normalize)][-1],)
+        self.head = _head(self._before_head[0], model.device) if train_only_head else None
+        if not _is_number(mlm_weight) or mlm_weight < 0:
             raise ValueError(f"mlm_weight must be 0 or a positive number, not {mlm_weight!r}")
         if mlm_weight and self.uses_gradient_cache:
             raise ValueError("mlm_weight and gradient caching do not go together: leave out mini_batch_size")
@@ -155,9 +163,9 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         """
         if isinstance(self.model, nn.DataParallel):
             raise ValueError("several GPUs in one process are not supported: start one process a GPU with torchrun")
-        if self.head is not None and "forward" in vars(self.model):
-            # Such a wrapper changes what the model returns, and the head takes its input before that.
-            raise ValueError("train_only_head does not work inside a loss that replaces the model's forward")
+        if self.head is not None and isinstance(self.model.forward, ForwardDecorator):
+            # It truncates what the model returns, and the head takes its input before that.
+            raise ValueError("train_only_head does not work inside MatryoshkaLoss without gradient caching")
         features = list(sentence_features)
         layout = None
         if len(features) == 1 and "role" in features[0]:
@@ -171,7 +179,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             for feature in features
         ]
         loss = self.calculate_loss(reps, layout)
-        if self.mlm is not None:
+        if self.mlm is not None and torch.is_grad_enabled():  # masks are drawn anew: no term for an evaluation
             terms = [self.mlm(feature) for feature in features]
             loss = loss + self.mlm_weight * torch.stack(terms).mean()
         return loss
@@ -252,11 +260,11 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         left_out = torch.zeros(len(anchors), rows + len(negatives), dtype=torch.bool, device=anchors.device)
         if ids is not None and all_ids is not None:
             left_out[:, :rows] = false_negatives(ids, all_ids, target)
-        masked = 0 if ids is None else int(left_out.sum())
+        masked = left_out.sum()
         if not self.share_hard_negatives:
             left_out[:, rows:] = ~own
         if torch.is_grad_enabled():
-            self.seen.add(sentences, ((~left_out).sum(dim=1) - 1).tolist(), masked)
+            self.seen.add(sentences, (~left_out).sum(dim=1) - 1, masked, all_devices=devices > 1)
 
         # Half precision cannot hold cosines over a temperature of 0.05: exp(20) overflows fp16, and bf16 has three
         # significant digits. Autocast would round the product again.
@@ -282,12 +290,19 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
         """Embeds some sentences of a batch, through the head if there is one (overrides ``CachedLossMixin``)."""
-        self._pooled = [] if self.head is not None else None
-        reps, state = super().embed_minibatch(sentence_feature, begin, end, with_grad, copy_random_state, random_state)
-        if self.head is not None and self._pooled is not None:
+        # The head stands between pooling and normalisation. What the model returns is normalised already, so the
+        # pooled vectors are taken on the way.
+        pooled: list[Tensor] = []
+        hook = self._before_head[0].register_forward_hook(lambda *call: pooled.append(call[2]["sentence_embedding"]))
+        try:
+            reps, state = super().embed_minibatch(
+                sentence_feature, begin, end, with_grad, copy_random_state, random_state
+            )
+        finally:
+            hook.remove()
+        if self.head is not None:
             with torch.set_grad_enabled(with_grad and torch.is_grad_enabled()):
-                reps = self.head(self._pooled[0])
-        self._pooled = None
+                reps = self.head(pooled[0].to(next(self.head.parameters()).dtype))
         return reps, state
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -318,21 +333,15 @@ class SimCSELoss(CachedLossMixin, nn.Module):
 }
 """
 
-    def _add_head(self, model: SentenceTransformer) -> None:
-        dimension = model.get_embedding_dimension()
-        if dimension is None:
-            raise ValueError("the model does not tell its embedding dimension, which train_only_head needs")
-        linear = nn.Linear(dimension, dimension, device=model.device)
-        # As the paper's code initialises it, like every linear layer of BERT.
-        nn.init.normal_(linear.weight, std=0.02)
-        nn.init.zeros_(linear.bias)
-        self.head = nn.Sequential(linear, nn.Tanh())
-        # The head stands between pooling and normalisation. What the model returns is normalised already, so the
-        # pooled vectors are taken on the way, and only while this loss is encoding.
-        last = [module for module in model if not isinstance(module, Normalize)][-1]
 
-        def take(_module: nn.Module, _inputs: Any, output: dict[str, Tensor]) -> None:
-            if self._pooled is not None:
-                self._pooled.append(output["sentence_embedding"])
+def _head(before: nn.Module, device: torch.device) -> nn.Sequential:
+    """The paper's MLP, as wide as the module before it, and initialised as in its code: like any layer of BERT."""
+    width = before.get_embedding_dimension()  # type: ignore[operator]
+    linear = nn.Linear(width, width, device=device)
+    nn.init.normal_(linear.weight, std=0.02)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(linear, nn.Tanh())
 
-        last.register_forward_hook(take)
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

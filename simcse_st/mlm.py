@@ -18,7 +18,7 @@ class MaskedLanguageModel(nn.Module):
     """Predicts masked tokens of a batch with the encoder that is being trained.
 
     The prediction head comes from the encoder's own checkpoint; where that has none, it starts from random weights,
-    which is logged.
+    which is logged. The term is computed in one forward pass of the whole batch, in the encoder's own precision.
 
     Args:
         model: The model whose encoder is shared.
@@ -35,9 +35,13 @@ class MaskedLanguageModel(nn.Module):
         if model.tokenizer.mask_token is None:
             raise ValueError("mlm_weight needs a tokenizer with a mask token, which the model's has not")
         encoder: Any = model[0].auto_model
-        self.lm, loading = AutoModelForMaskedLM.from_pretrained(
-            encoder.name_or_path, output_loading_info=True, dtype=encoder.dtype
-        )
+        revision = getattr(encoder.config, "_commit_hash", None)  # that of the encoder, if it came from the hub
+        try:
+            self.lm, loading = AutoModelForMaskedLM.from_pretrained(
+                encoder.name_or_path, output_loading_info=True, dtype=encoder.dtype, revision=revision
+            )
+        except ValueError:
+            raise ValueError(f"mlm_weight: {type(encoder).__name__} has no masked-language-model head") from None
         missing = [key for key in loading["missing_keys"] if not key.startswith(self.lm.base_model_prefix)]
         if missing:
             logger.warning("%s has no masked-language-model head: it starts from random weights", encoder.name_or_path)

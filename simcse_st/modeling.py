@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +89,22 @@ def _dropouts(config: PretrainedConfig) -> dict[str, float]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if re.search(r"dropout", name) and not re.search(r"classif|summary|pooler", name) and isinstance(value, float)
+        if re.search(r"dropout|pdrop", name) and not re.search(r"classif|summary|pooler", name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 
 
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over a model's weights (names, types, shapes and values), whatever file or device holds them."""
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over tensors: names, types, shapes and values."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -91,7 +91,7 @@ class DataSection(_Section):
 class LossSection(_Section):
     """The contrastive loss."""
 
-    temperature: float = Field(default=0.05, gt=0)
+    temperature: float = Field(default=0.05, ge=1e-6)
     """tau: cosine similarities are divided by it (paper, table D.1: 0.05)."""
     hard_negative_weight: float = Field(default=1.0, gt=0)
     """alpha: how many times a row's own hard negatives count in its denominator; log(alpha) on their logits, not a
@@ -132,7 +132,7 @@ class TrainingSection(_Section):
     weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
     max_grad_norm: float | None = Field(default=None, gt=0)
-    """Clips the gradient's norm; null does not clip."""
+    """Clips the norm of the model's gradient (a train-only head's is not in it); null does not clip."""
     max_length: int = Field(default=32, gt=0)
     """Tokens a sentence may have in training (paper's code: 32)."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"

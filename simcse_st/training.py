@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import distributed_evaluation
 from transformers import set_seed
@@ -99,7 +98,6 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         logger.warning("%s keeps what was recorded, and the best weights so far in checkpoints/best", folder)
         raise
     seconds = time.perf_counter() - begin - best.seconds
-    sentences = sum(gather_object([loss.seen.sentences]))
 
     if not process.is_main_process:
         process.wait_for_everyone()
@@ -115,7 +113,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "test": {**test(model), "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
         "train_seconds": seconds,
-        "sentences_per_second": sentences / seconds,
+        "sentences_per_second": loss.seen.sentences / seconds,
         "batches": loss.seen.summary(),
     }
     _write_json(folder / "results.json", results)
@@ -181,7 +179,7 @@ def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:
             gather_across_devices=devices > 1,
             **recipe.loss.model_dump(),
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise InputError(f"loss: {error}") from error
 
 

@@ -92,6 +92,32 @@ def test_columns_without_a_meaning_are_refused(tiny_model: SentenceTransformer):
         SimCSECollator(tiny_model.preprocess)([{"label": 1}])
 
 
+@pytest.mark.parametrize("names", [("anchor", "negative"), ("negative", "positive", "query"), ("positive", "text")])
+def test_names_that_only_half_match_are_refused(names: tuple[str, ...], tiny_model: SentenceTransformer):
+    with pytest.raises(ValueError, match="both an anchor and a positive must be there"):
+        SimCSECollator(tiny_model.preprocess)([dict.fromkeys(names, "a")])
+
+
+def test_equal_texts_and_no_others_have_equal_ids(tiny_model: SentenceTransformer):
+    texts = ["a b", "a b ", "A b", "a  b", "a b"]
+    rows = [{"anchor": text, "positive": "c"} for text in texts]
+    batch = SimCSECollator(tiny_model.preprocess)(rows)
+    anchors = batch["sentence_role"] == 0
+    ids = batch["sentence_text_id"][anchors][batch["sentence_row"][anchors].argsort()].tolist()
+    assert ids[0] == ids[4]
+    assert len(set(ids)) == 4
+    assert max(abs(number) for number in ids) > 2**48  # all 64 bits are used
+
+
+def test_a_prompt_stands_before_every_sentence_and_the_data_set_s_name_is_kept(tiny_model: SentenceTransformer):
+    rows = [{"anchor": "aa", "positive": "bb", "dataset_name": "first"}]
+    batch = SimCSECollator(tiny_model.preprocess, prompts="zz ")(rows)
+    assert texts_of(batch, tiny_model) == [(0, 0, "zzaa"), (0, 1, "zzbb")]
+    assert batch["dataset_name"] == "first"
+    with pytest.raises(ValueError, match="router_mapping"):
+        SimCSECollator(tiny_model.preprocess, router_mapping={"anchor": "query"})
+
+
 def test_prompts_by_column_are_refused(tiny_model: SentenceTransformer):
     with pytest.raises(ValueError, match="one prompt for all"):
         SimCSECollator(tiny_model.preprocess, prompts={"anchor": "query: "})

@@ -51,7 +51,12 @@ def test_a_token_budget_cuts_by_tokens(tiny_model: SentenceTransformer):
     expected = SimCSELoss(tiny_model)([dict(features[0])])
     sizes: list[int] = []
     tiny_model.register_forward_pre_hook(lambda _, inputs: sizes.append(int(inputs[0]["attention_mask"].sum())))
-    value = SimCSELoss(tiny_model, mini_batch_num_tokens=64)(features)
+    loss = SimCSELoss(tiny_model, mini_batch_num_tokens=64)
+    value = loss(features)
+    forwards = len(sizes)
+    value.backward()
+    assert loss.uses_gradient_cache
+    assert len(sizes) == 2 * forwards  # once without gradients, and again in the backward pass
     assert value.item() == pytest.approx(expected.item(), abs=1e-6)
     assert max(sizes) <= 64
     assert len(sizes) > 3
@@ -104,8 +109,13 @@ def test_matryoshka_trains(arguments: dict, tiny_base: Path):
 def test_gradient_checkpointing_changes_nothing(tiny_base: Path):
     model = build_model(tiny_base, device="cpu", dropout=0.2)
     expected, expected_gradients = step(model, RAGGED)
+    calls: list[int] = []
+    model[0].auto_model.encoder.layer[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    step(model, RAGGED)
+    once = len(calls)
     model[0].auto_model.gradient_checkpointing_enable()
     value, found = step(model, RAGGED)
+    assert len(calls) - once == 2 * once  # the backward pass computes the layers again
     assert value == pytest.approx(expected, rel=1e-6)
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
@@ -113,5 +123,5 @@ def test_gradient_checkpointing_changes_nothing(tiny_base: Path):
 
 @pytest.mark.parametrize("name", ["mini_batch_size", "mini_batch_num_tokens"])
 def test_sizes_without_meaning_are_refused(name: str, tiny_model: SentenceTransformer):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1"):
         SimCSELoss(tiny_model, **{name: 0})

@@ -9,6 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 
 from helpers import collect, gradients, sentences
@@ -188,18 +189,22 @@ def test_matryoshka_sums_the_loss_of_each_dimension(tiny_model: SentenceTransfor
 def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
     loss = SimCSELoss(tiny_model)
     loss.compute_loss_from_embeddings(torch.randn(4, 3), torch.randn(4, 3))
-    loss.compute_loss_from_embeddings(torch.randn(6, 3), torch.randn(6, 3), torch.randn(5, 3), torch.zeros(5).long())
+    ids = torch.tensor([1, 1, 2, 3, 4, 5]), torch.tensor([10, 11, 12, 13, 14, 15])
+    more = torch.randn(6, 3), torch.randn(6, 3), torch.randn(5, 3), torch.zeros(5).long()
+    loss.compute_loss_from_embeddings(*more)
+    loss.compute_loss_from_embeddings(*more, *ids)  # rows 0 and 1 have one anchor
+    loss.compute_loss_from_embeddings(*more, *ids)
     with torch.no_grad():
         loss.compute_loss_from_embeddings(torch.randn(9, 3), torch.randn(9, 3))
     assert loss.seen.summary() == {
-        "batches": 2,
-        "sentences": 8 + 17,
-        "anchors": 10,
-        "negatives": 4 * 3 + 6 * 10,
+        "batches": 4,
+        "sentences": 8 + 3 * 17,
+        "anchors": 22,
+        "negatives": 4 * 3 + 18 * 10 - 2 * 2,
         "fewest_negatives": 3,
         "most_negatives": 10,
-        "masked_cells": 0,
-        "mean_negatives": 7.2,
+        "masked_cells": 4,
+        "mean_negatives": (12 + 180 - 4) / 22,
     }
 
 
@@ -209,12 +214,28 @@ def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
         ({"temperature": 0}, "temperature must be a positive number, not 0"),
         ({"temperature": math.nan}, "temperature must be a positive number, not nan"),
         ({"hard_negative_weight": -1.0}, "hard_negative_weight must be a positive number"),
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"temperature": "0.05"}, "temperature must be a positive number, not '0.05'"),
+        ({"temperature": True}, "temperature must be a positive number, not True"),
+        ({"temperature": 1e-320}, "temperature must be at least 1e-06"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1"),
+        ({"mini_batch_size": 2.5}, "mini_batch_size must be a whole number"),
+        ({"mini_batch_size": True}, "mini_batch_size must be a whole number"),
+        ({"mini_batch_size": 4, "chunk_size": 4}, "chunk_size is for training without gradient caching"),
     ],
 )
 def test_arguments_without_meaning_are_refused(arguments: dict, message: str, tiny_model: SentenceTransformer):
     with pytest.raises(ValueError, match=message):
         SimCSELoss(tiny_model, **arguments)
+
+
+def test_data_parallel_and_static_embeddings_are_refused(tiny_model: SentenceTransformer):
+    loss = SimCSELoss(tiny_model)
+    loss.model = torch.nn.DataParallel(tiny_model)
+    with pytest.raises(ValueError, match="start one process a GPU with torchrun"):
+        loss(collect(SimCSECollator(tiny_model.preprocess)([{"anchor": "a", "positive": "b"}])))
+    static = SentenceTransformer(modules=[StaticEmbedding(tiny_model.tokenizer.backend_tokenizer, embedding_dim=8)])
+    with pytest.raises(ValueError, match="a model of static embeddings"):
+        SimCSELoss(static)
 
 
 def test_one_column_is_refused(tiny_model: SentenceTransformer):

@@ -78,7 +78,10 @@ def test_every_key_is_documented():
         ("seed=1.5", "--set: seed: should be a valid integer, not the number 1.5"),
         ("training.epochs=true", "--set: training.epochs: should be a valid integer, not true/false True"),
         ("training.epochs=no", "--set: training.epochs: should be a valid integer, not the text 'no'"),
-        ("loss.temperature=0", "--set: loss.temperature: should be greater than 0, not the number 0"),
+        (
+            "loss.temperature=0",
+            "--set: loss.temperature: should be greater than or equal to 0.000001, not the number 0",
+        ),
         ("loss.temperature=", "--set: loss.temperature: should be a valid number, not nothing"),
         ("training.batch_size=1", "--set: training.batch_size: should be greater than 1, not the number 1"),
         ("training=3", "--set: training: should be a mapping, not the number 3"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,7 @@ def test_the_head_stands_between_pooling_and_normalisation(tiny_model: SentenceT
 def test_the_head_refuses_what_would_pass_it_by(tiny_model: SentenceTransformer):
     features = collect(SimCSECollator(tiny_model.preprocess)([{"sentence": text} for text in sentences(4)]))
     loss = MatryoshkaLoss(tiny_model, SimCSELoss(tiny_model, train_only_head=True), matryoshka_dims=[32, 8])
-    with pytest.raises(ValueError, match="does not work inside a loss that replaces the model's forward"):
+    with pytest.raises(ValueError, match="does not work inside MatryoshkaLoss without gradient caching"):
         loss(features, None)
 
 
@@ -134,6 +136,45 @@ def test_a_run_on_plain_text_saves_a_model_without_the_head(recipe: Recipe, tmp_
     assert "40 sentences" in card
 
 
+@pytest.mark.parametrize("caching", [None, 4])
+def test_a_train_only_head_trains_in_half_precision(caching: int | None, recipe: Recipe, tmp_path: Path):
+    half = change(change(recipe, "training", precision="bf16"), "loss", mini_batch_size=caching)
+    result = train(half, tmp_path / "half")
+    assert result.results["total_steps"] == 5
+    full = train(change(recipe, "loss", mini_batch_size=caching), tmp_path / "full")
+    first, expected = (
+        json.loads((folder / "history.jsonl").read_text().splitlines()[1])["loss"]
+        for folder in (tmp_path / "half", tmp_path / "full")
+    )
+    assert full.results["total_steps"] == 5
+    assert first == pytest.approx(expected, rel=0.05)
+
+
+def test_a_loss_with_a_head_can_be_copied_and_its_model_saved(tiny_model: SentenceTransformer, tmp_path: Path):
+    features = collect(SimCSECollator(tiny_model.preprocess)([{"sentence": text} for text in sentences(4)]))
+    loss = SimCSELoss(tiny_model, train_only_head=True)
+    copied = copy.deepcopy(loss)
+    with torch.no_grad():
+        next(copied.model.parameters()).add_(1.0)
+    assert copied([dict(features[0])]).item() != loss([dict(features[0])]).item()
+    torch.save(tiny_model, tmp_path / "model.pt")
+    assert "head.0.weight" in loss.state_dict()
+    assert len(loss.state_dict()) == len(tiny_model.state_dict()) + 2
+
+
+@pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ("data", {"hard_negatives": False}),
+        ("loss", {"hard_negative_weight": 2.0}),
+        ("loss", {"share_hard_negatives": False}),
+    ],
+)
+def test_keys_about_hard_negatives_are_refused(section: str, keys: dict, recipe: Recipe, tmp_path: Path):
+    with pytest.raises(InputError, match=f"{section}.{next(iter(keys))}: .*would do nothing"):
+        train(change(recipe, section, **keys), tmp_path / "run")
+
+
 def test_a_kept_head_is_a_stock_module_of_the_saved_model(recipe: Recipe, tmp_path: Path):
     result = train(change(recipe, "model", head="keep"), tmp_path / "run")
     assert [type(module).__name__ for module in result.model] == ["Transformer", "Pooling", "Dense", "Normalize"]
@@ -147,6 +188,13 @@ def test_dropout_that_is_off_is_noticed_and_can_be_set(recipe: Recipe, tiny_base
         train(change(recipe, "model", dropout=0.0), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     train(change(recipe, "model", dropout=0.0, shared_dropout_mask=True), tmp_path / "run")
+
+    # Named or written otherwise, as in other architectures' configurations.
+    config = json.loads((tiny_base / "config.json").read_text())
+    shutil.copytree(tiny_base, tmp_path / "int")
+    off = {**config, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    (tmp_path / "int" / "config.json").write_text(json.dumps(off))
+    assert set(dropout_probabilities(build_model(tmp_path / "int", dropout=0.3)).values()) == {0.3}
 
     model = build_model(tiny_base, dropout=0.25)
     assert set(dropout_probabilities(model).values()) == {0.25}
@@ -179,6 +227,15 @@ def test_the_head_is_checkpointed_and_resumed(tiny_base: Path, tmp_path: Path):
     for name, value in expected.state_dict().items():
         assert torch.equal(loss.state_dict()[name], value), name
     assert not torch.equal(first["head.0.weight"], loss.state_dict()["head.0.weight"])
+
+    # A checkpoint of another run stands where this one's should be.
+    other, _ = trainer(tmp_path / "other", 6)
+    other.args.seed = 7
+    with torch.no_grad():
+        other.loss.head[0].weight.add_(0.1)
+    other.train()
+    with pytest.raises(RunError, match="is not of the checkpoint that training resumes from"):
+        trainer(tmp_path / "other", 6)[0].train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
 
     (tmp_path / "whole" / "checkpoint-3" / LossCallback.FILE).unlink()
     with pytest.raises(RunError, match="cannot resume the parameters of the loss"):
