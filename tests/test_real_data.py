@@ -11,7 +11,7 @@ import pytest
 
 from simcse_st import build_model, load_recipe, train
 from simcse_st.data import Source, load_graded_pairs, load_pairs
-from simcse_st.evaluation import STSEvaluator, embed
+from simcse_st.evaluation import STSEvaluator
 
 pytestmark = pytest.mark.real_data
 
@@ -77,10 +77,7 @@ def test_two_dropout_masks_teach_what_one_does_not(shared_data: Path, minilm: Pa
         texts.update(dict.fromkeys([row["premise"], row["hypothesis"]]))
     (tmp_path / "texts.txt").write_text("\n".join(list(texts)[:4000]), encoding="utf-8")
     stsb = shared_data / "stsb"
-    dev = load_graded_pairs(Source(str(stsb / "dev.csv")))
-    similar = [i for i, score in enumerate(dev.scores) if score >= 4]
-    assert len(similar) == 264
-    scores, alignment = {}, {}
+    scores = {}
     for name in ("snli-unsup", "snli-unsup-same-mask"):
         keys = {
             "model.base": minilm, "data.train": tmp_path / "texts.txt", "data.sample": "null",
@@ -90,10 +87,7 @@ def test_two_dropout_masks_teach_what_one_does_not(shared_data: Path, minilm: Pa
         result = train(load_recipe(name, [f"{key}={value}" for key, value in keys.items()]), tmp_path / name)
         assert result.results["base"]["dev"] == pytest.approx(79.73, abs=0.01)
         scores[name] = result.results["dev"]["spearman"]
-        first, second = (embed(result.model, [side[i] for i in similar]) for side in (dev.sentences1, dev.sentences2))
-        alignment[name] = (first - second).square().sum(dim=1).mean().item()
         test = result.results["test"]["spearman"]
-        print(f"\n{name}: dev {scores[name]:.2f}, test {test:.2f}, alignment {alignment[name]:.4f}")
+        print(f"\n{name}: dev {scores[name]:.2f}, test {test:.2f}")
     assert scores["snli-unsup"] > 79.73
     assert scores["snli-unsup-same-mask"] < scores["snli-unsup"]
-    assert alignment["snli-unsup-same-mask"] > alignment["snli-unsup"]
