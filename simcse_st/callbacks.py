@@ -159,7 +159,8 @@ class STSCallback(TrainerCallback):
     def _save(self, model: SentenceTransformer) -> None:
         # Written beside the old one first: a full disk must not cost the best weights so far.
         fresh = self.best_model.with_name(f"{self.best_model.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
+        if fresh.exists():
+            shutil.rmtree(fresh)
         model.save_pretrained(str(fresh), create_model_card=False)
         self.best_sha256 = weights_sha256(model)
         if self.best_model.exists():

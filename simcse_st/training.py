@@ -95,7 +95,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     try:
         total_steps = _fit(recipe, inputs, loss, best, args)
     except KeyboardInterrupt:
-        logger.warning("%s keeps what was recorded, and the best weights so far in checkpoints/best", folder)
+        logger.warning("%s keeps what was recorded; checkpoints/best holds the best weights if dev was scored", folder)
         raise
     seconds = time.perf_counter() - begin - best.seconds
 
