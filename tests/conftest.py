@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 # Read by the libraries when they are imported: no test may need the network.
@@ -17,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from hub import Hub, serve
 from simcse_st import build_model
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -58,6 +60,13 @@ def minilm() -> Path:
     assert spec is not None, "the quickstart extra is not installed"
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A local server that speaks the Hub's protocol."""
+    with serve() as hub:
+        yield hub
 
 
 @pytest.fixture

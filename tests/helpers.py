@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import string
+from pathlib import Path
 
 from torch import Tensor, nn
+
+from hub import Hub
+from simcse_st.data import Source
+
+
+def hub_environment(hub: Hub, home: Path, token: str = "") -> dict[str, str]:
+    """The environment of a fresh process that takes this server for the Hub; its libraries read it on import."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": token,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def jsonl(path: Path, rows: list[dict]) -> Source:
+    """A source of these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Source(str(path))
+
+
+def nli(*rows: tuple[str, str, object]) -> list[dict]:
+    """Labelled rows: premise, hypothesis, label."""
+    return [{"premise": p, "hypothesis": h, "label": label} for p, h, label in rows]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
