@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simcse_st.callbacks import LossCallback, STSCallback
     from simcse_st.collator import SimCSECollator
-    from simcse_st.errors import InputError
+    from simcse_st.errors import InputError, RunError
     from simcse_st.loss import SimCSELoss
     from simcse_st.modeling import build_model
+    from simcse_st.preparing import prepare
     from simcse_st.recipe import Recipe, load_recipe
     from simcse_st.training import SimCSETrainer, TrainResult, train
 
@@ -21,6 +22,7 @@ _HOME = {
     "InputError": "errors",
     "LossCallback": "callbacks",
     "Recipe": "recipe",
+    "RunError": "errors",
     "STSCallback": "callbacks",
     "SimCSECollator": "collator",
     "SimCSELoss": "loss",
@@ -28,6 +30,7 @@ _HOME = {
     "TrainResult": "training",
     "build_model": "modeling",
     "load_recipe": "recipe",
+    "prepare": "preparing",
     "train": "training",
 }
 
@@ -35,6 +38,7 @@ __all__ = [
     "InputError",
     "LossCallback",
     "Recipe",
+    "RunError",
     "STSCallback",
     "SimCSECollator",
     "SimCSELoss",
@@ -42,6 +46,7 @@ __all__ = [
     "TrainResult",
     "build_model",
     "load_recipe",
+    "prepare",
     "train",
 ]
 

@@ -54,7 +54,7 @@ def render_card(
                 task_type="semantic-similarity",
                 task_name="Semantic Similarity",
                 dataset_type=split,
-                dataset_name=_source_name(manifest[split]["source"]),
+                dataset_name=_source_name(manifest[split]["sources"]),
                 metric_type="spearman_cosine",
                 metric_name="Spearman of cosine x100",
                 metric_value=results[split]["spearman"],
@@ -67,10 +67,11 @@ def render_card(
         recipe=recipe,
         results=results,
         train=manifest["train"],
-        source=_source_name(manifest["train"]["source"]),
+        source=_source_name(manifest["train"]["sources"]),
         environment=environment,
     )
 
 
-def _source_name(source: dict[str, Any]) -> str:
-    return str(source.get("dataset") or source["file"])
+def _source_name(sources: list[dict[str, Any]]) -> str:
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return f"{sources[0].get('dataset') or sources[0]['file']}{more}"

@@ -15,6 +15,7 @@ import typer
 from simcse_st.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from simcse_st.recipe import Recipe
     from simcse_st.training import TrainResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -42,37 +43,31 @@ def _options(
     _debug = debug
 
 
+_RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, or the path of one of your own (.yaml).")]
+_Base = Annotated[
+    str | None, typer.Option("--base", metavar="MODEL", help="Hub id or folder to start from (model.base).")
+]
+_Data = Annotated[str | None, typer.Option("--data", metavar="FILE_OR_DATASET", help="What to train on (data.train).")]
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. loss.temperature=0.1."),
+]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier call left in that folder.")]
+
+
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, or the path of one of your own (.yaml).")] = (
-        "quickstart"
-    ),
-    base: Annotated[
-        str | None, typer.Option("--base", metavar="MODEL", help="Hub id or folder to start from (model.base).")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="FILE_OR_DATASET", help="What to train on (data.train).")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. loss.temperature=0.1."),
-    ] = None,
+    recipe: _RecipeName = "quickstart",
+    base: _Base = None,
+    data: _Data = None,
+    overrides: _Overrides = None,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="The run folder; by default runs/NAME.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")] = False,
+    overwrite: _Overwrite = False,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
-    from simcse_st.recipe import load_recipe
-
-    # The flags are the two keys that everyone changes, and drop what the recipe says of its own base and data alone.
-    # JSON is YAML that leaves no name to be read as something else.
-    short = []
-    if base is not None:
-        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null"]
-    if data is not None:
-        short += [f"data.train={json.dumps(data)}", "data.sample=null"]
-    chosen = load_recipe(recipe, [*short, *(overrides or ())])
+    chosen = _load_recipe(recipe, base, data, overrides)
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -88,6 +83,28 @@ def train(
 
 
 @app.command()
+def prepare(
+    recipe: _RecipeName,
+    base: _Base = None,
+    data: _Data = None,
+    overrides: _Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="The folder; by default prepared/NAME.")
+    ] = None,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Write down what a recipe would train on: the rows, the counts, the checksums."""
+    chosen = _load_recipe(recipe, base, data, overrides)
+    _quiet_libraries()
+
+    import simcse_st.preparing
+
+    folder = simcse_st.preparing.prepare(chosen, output, overwrite=overwrite)
+    written = json.loads((folder / "manifest.json").read_text("utf-8"))["outputs"][0]
+    print(f"{folder / written['file']}: {written['rows']:,} rows, SHA-256 {written['sha256']}")
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes that ship with the package."""
     from simcse_st.recipe import shipped_recipes
@@ -96,6 +113,19 @@ def recipes() -> None:
     width = max(map(len, listed))
     for name, description in listed.items():
         print(f"{name:<{width}}  {description}")
+
+
+def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[str] | None) -> Recipe:
+    from simcse_st.recipe import load_recipe
+
+    # The flags are the two keys that everyone changes, and drop what the recipe says of its own base and data alone.
+    # JSON is YAML that leaves no name to be read as something else.
+    short = []
+    if base is not None:
+        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null"]
+    if data is not None:
+        short += [f"data.train={json.dumps(data)}", "data.sample=null"]
+    return load_recipe(name, [*short, *(overrides or ())])
 
 
 def main() -> None:

@@ -13,20 +13,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
-from simcse_st.data import (
-    GradedPairs,
-    Pairs,
-    Sentences,
-    Source,
-    file_sha256,
-    load_graded_pairs,
-    load_pairs,
-    load_sentences,
-    truncation,
-)
+from simcse_st.data import GradedPairs, TrainingData, file_sha256
 from simcse_st.errors import InputError
 from simcse_st.modeling import build_model, dropout_probabilities, encoder_path
-from simcse_st.recipe import HubDataset, Recipe, resolve
+from simcse_st.preparing import load_data, state_data
+from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +38,7 @@ class Inputs:
     """Everything a run needs."""
 
     model: SentenceTransformer
-    data: Pairs | Sentences
+    data: TrainingData
     dev: GradedPairs
     test: GradedPairs
     precision: str
@@ -66,13 +57,11 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         InputError: Something cannot be used.
     """
     _check_combinations(recipe, devices)
-    dev = load_graded_pairs(_source(recipe.data.dev, "validation"))
-    test = load_graded_pairs(_source(recipe.data.test, "test"))
-    data = _load_training_data(recipe)
-    if len(data) < recipe.training.batch_size:
+    data = load_data(recipe)
+    if len(data.train) < recipe.training.batch_size:
         raise InputError(
-            f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of {recipe.training.batch_size}: "
-            "lower training.batch_size or give more data"
+            f"data.train: {len(data.train)} {recipe.data.kind} are fewer than one batch of "
+            f"{recipe.training.batch_size}: lower training.batch_size or give more data"
         )
     base = resolve(recipe.model.base)
     if recipe.model.sha256:
@@ -91,12 +80,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     limit = recipe.training.max_length
     if limit > (longest := model.max_seq_length or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
-    manifest = {
-        "train": {**data.facts, "truncation": truncation(model.tokenizer, data.texts, limit)},
-        "dev": dev.facts,
-        "test": test.facts,
-    }
-    return Inputs(model, data, dev, test, _precision(recipe, model.device), manifest)
+    manifest = data.manifest(model.tokenizer, limit)
+    return Inputs(model, data.train, data.dev, data.test, _precision(recipe, model.device), manifest)
 
 
 def _check_combinations(recipe: Recipe, devices: int) -> None:
@@ -105,7 +90,6 @@ def _check_combinations(recipe: Recipe, devices: int) -> None:
         raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
     if recipe.data.kind == "sentences":
         idle = {
-            "data.hard_negatives": not recipe.data.hard_negatives,
             "loss.hard_negative_weight": recipe.loss.hard_negative_weight != 1.0,
             "loss.share_hard_negatives": not recipe.loss.share_hard_negatives,
         }
@@ -130,27 +114,12 @@ def _check_combinations(recipe: Recipe, devices: int) -> None:
         )
 
 
-def _load_training_data(recipe: Recipe) -> Pairs | Sentences:
-    source, sample = _source(recipe.data.train, "train"), recipe.data.sample
-    rows, seed = (sample.rows, sample.seed) if sample else (None, 0)
-    if recipe.data.kind == "sentences":
-        return load_sentences(source, sample_rows=rows, sample_seed=seed)
-    return load_pairs(source, hard_negatives=recipe.data.hard_negatives, sample_rows=rows, sample_seed=seed)
-
-
 def _check_dropout(recipe: Recipe, model: SentenceTransformer) -> None:
     """Without dropout, two views of a sentence are one vector, and nothing is learned."""
     probabilities = dropout_probabilities(model)
     if recipe.data.kind == "sentences" and not recipe.model.shared_dropout_mask and not any(probabilities.values()):
         names = ", ".join(f"{name}={value:g}" for name, value in probabilities.items()) or "it has none"
         raise InputError(f"the encoder's dropout is off ({names}), so there are no two views: set model.dropout=0.1")
-
-
-def _source(reference: str | HubDataset, default_split: str) -> Source:
-    if isinstance(reference, HubDataset):
-        split = reference.split or default_split
-        return Source(reference.dataset, reference.config, split, reference.revision, reference.files)
-    return Source(resolve(reference), split=default_split)
 
 
 def _check_weights(folder: Path, expected: str) -> None:
@@ -174,33 +143,17 @@ def _precision(recipe: Recipe, device: torch.device) -> str:
 
 def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     """Says once what the loss is going to see."""
-    facts, cut, batch = inputs.manifest["train"], inputs.manifest["train"]["truncation"], recipe.training.batch_size
+    facts, batch = inputs.manifest["train"], recipe.training.batch_size
     parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
     hard = facts.get("hard_negatives", 0) / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
     logger.info(
         "model    %s, %.1fM parameters, pooling %s, on %s in %s",
         recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,
     )  # fmt: skip
-    if recipe.data.kind == "sentences":
-        logger.info("data     %d distinct sentences of %d rows", facts["sentences"], facts["rows_read"])
-    else:
-        logger.info(
-            "data     %d pairs of %d rows; %d (%.1f%%) have a hard negative, %d hard negatives in all",
-            facts["pairs"], facts["rows_read"], facts["pairs_with_hard_negative"],
-            100 * facts["share_with_hard_negative"], facts["hard_negatives"],
-        )  # fmt: skip
-    if facts["rows_without_consensus"]:
-        logger.info("dropped  %d rows without consensus on their label", facts["rows_without_consensus"])
-    if facts["columns_left_out"]:
-        logger.warning("columns  %s hold no text role and are left out", ", ".join(facts["columns_left_out"]))
+    state_data(recipe, inputs.manifest)
     logger.info(
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
         batch, batch - 1 + hard, batch - 1, hard,
-    )  # fmt: skip
-    logger.info(
-        "lengths  %d of %d texts (%.1f%%) are longer than %d tokens; %d tokens are cut off",
-        cut["texts_truncated"], cut["texts"], 100 * cut["texts_truncated"] / cut["texts"], cut["max_length"],
-        cut["tokens_truncated"],
     )  # fmt: skip
     if recipe.data.kind == "sentences":
         logger.info("hint     a loss near zero and an early best step are normal here: two views are easily matched")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import (
     WeightedLayerPooling,
 )
 from torch import nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
 
 from simcse_st.errors import InputError
 
@@ -113,7 +114,7 @@ def _load_encoder(base: str | Path, revision: str | None, dropout: float | None,
     config: dict[str, Any] = {"revision": revision}
     if all_layers:
         config["output_hidden_states"] = True
-    try:
+    with _errors_of_loading(base, path):
         if dropout is not None:
             names = _dropouts(AutoConfig.from_pretrained(path, revision=revision))
             if not names:
@@ -127,6 +128,27 @@ def _load_encoder(base: str | Path, revision: str | None, dropout: float | None,
         )
         _check_encoder(transformer, path, revision)
         return transformer
+
+
+def load_tokenizer(base: str | Path, revision: str | None = None) -> Any:
+    """The tokenizer of a base, without its weights.
+
+    Args:
+        base: As for :func:`build_model`.
+        revision: Commit, tag or branch of a hub base.
+
+    Raises:
+        InputError: There is no such base, or it is out of reach.
+    """
+    path = encoder_path(base)
+    with _errors_of_loading(base, path):
+        return AutoTokenizer.from_pretrained(path, revision=revision)
+
+
+@contextlib.contextmanager
+def _errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
+    try:
+        yield
     except InputError:
         raise
     except Exception as error:

@@ -149,7 +149,9 @@ def _apply(values: dict[str, Any], override: str) -> str:
     *sections, last = key.split(".")
     section: Any = values
     for part in sections:
-        section = section.setdefault(part, {})
+        if section.get(part) is None:  # absent, or written out as null
+            section[part] = {}
+        section = section[part]
         if not isinstance(section, dict):
             # `data.train.split=x` over a plain `data.train: name`: say so instead of failing in a library.
             raise InputError(f"--set {key}: {part!r} holds {section!r} here, which has no keys of its own")

@@ -29,9 +29,62 @@ class HubDataset(_Section):
     """A commit, tag or branch; name a commit to be sure of the same data later."""
     files: str | None = None
     """The files to read, by name or pattern, where the data set's own configuration does not name them."""
+    streaming: bool = False
+    """Reads it over the network as it goes, and keeps no copy of it in the cache."""
 
 
-Source = Annotated[str, Field(min_length=1)] | HubDataset
+_Name = Annotated[str, Field(min_length=1)]
+Source = _Name | HubDataset
+Column = _Name | Annotated[int, Field(gt=0)]
+
+
+class Columns(_Section):
+    """Which columns hold what: their names, or in a CSV or TSV without a header their numbers from 1."""
+
+    anchor: Column | None = None
+    """Of pairs: the anchor."""
+    positive: Column | None = None
+    """Of pairs: the positive."""
+    negative: Column | list[Column] | None = None
+    """Of pairs: the hard negatives, in one column or several."""
+    premise: Column | None = None
+    """Of labelled NLI rows: the premise."""
+    hypothesis: Column | None = None
+    """Of labelled NLI rows: the hypothesis."""
+    label: Column | None = None
+    """Of labelled NLI rows: the label."""
+    text: Column | None = None
+    """Of single sentences: the sentence."""
+
+
+class NLISection(_Section):
+    """How labelled rows become pairs."""
+
+    pairs: Literal["all", "one_per_premise"] = "all"
+    """A pair for every entailment row, or only for the first of every premise."""
+    hard_negatives: Literal["first", "all", "random"] = "first"
+    """Of the contradictions of the very same premise: the first in file order, all, or one at random."""
+    seed: int = 42
+    """Which one at random."""
+
+
+class Expect(_Section):
+    """What is known of a source: another value stops the run."""
+
+    source: _Name
+    """The file's name, or the data set, that this is about; of any other source nothing is expected."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$|^[0-9a-f]{8,}\.\.\.[0-9a-f]{4,}$")
+    """SHA-256 of the file, whole or as ``begin...end``."""
+    rows_read: int | None = None
+    """Rows in it."""
+    pairs: int | None = None
+    """Pairs that it makes."""
+    pairs_with_hard_negative: int | None = None
+    """Those of them that have a hard negative; not compared where ``data.hard_negatives`` is false."""
+    sentences: int | None = None
+    """Distinct sentences, for ``data.kind=sentences``."""
+    prepared_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of what is trained on, as ``manifest.json`` and ``simcse-st prepare`` say."""
 
 
 class Sample(_Section):
@@ -72,9 +125,10 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """What it is trained and measured on. Paths are relative to the working directory."""
 
-    train: Source
+    train: Source | Annotated[list[_Name], Field(min_length=1)]
     """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
-    (one sentence a line): a JSON Lines, CSV or text file, a hub data set, or ``package:NAME/PATH``."""
+    (one sentence a line): a JSON Lines, CSV, TSV, Parquet or text file (also .gz), a pattern such as ``data/*.csv``, a
+    list of these, a hub data set, or ``package:NAME/PATH``."""
     kind: Literal["pairs", "sentences"] = "pairs"
     """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
     the data, whatever its column, towards itself under another dropout mask."""
@@ -82,10 +136,22 @@ class DataSection(_Section):
     """Graded sentence pairs that choose the best step."""
     test: Source = "sentence-transformers/stsb"
     """Graded sentence pairs that are scored once, on the kept weights."""
+    columns: Columns | None = None
+    """Which columns hold what, where their names do not tell."""
+    nli: NLISection = NLISection()
+    """How labelled rows become pairs."""
     hard_negatives: bool = True
     """False trains on the same pairs without their hard negatives."""
+    drop_duplicates: bool = False
+    """Whether of equal pairs with equal hard negatives only the first is kept."""
+    max_characters: int | None = Field(default=None, gt=0)
+    """Drops rows with a longer text, and counts them; null keeps all."""
+    strict: bool = True
+    """Whether a row that cannot be used is an error. False drops and counts such rows of ``data.train``."""
     sample: Sample | None = None
     """Use a fixed sample of the rows; of labelled rows, it is drawn after those without consensus are dropped."""
+    expect: Expect | None = None
+    """What is known of the data: counts and checksums."""
 
 
 class LossSection(_Section):

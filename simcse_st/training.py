@@ -23,6 +23,7 @@ from simcse_st.card import load_template, render_card
 from simcse_st.collator import SimCSECollator
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
+from simcse_st.folder import check_folder, make_folder, write_json
 from simcse_st.inputs import Inputs, environment_of, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
 from simcse_st.modeling import weights_sha256
@@ -64,7 +65,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     folder = Path(output) if output else Path("runs") / recipe.name
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
     if process.is_main_process:
-        _check_folder(folder, overwrite)
+        check_folder(folder, overwrite)
     template = load_template()
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
     if process.is_main_process:
@@ -81,7 +82,9 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     # Nothing has been written so far; what fails from here on is a failed run.
     environment = environment_of(inputs, process.num_processes)
     if process.is_main_process:
-        _make_folder(folder, recipe, inputs.manifest, environment)
+        make_folder(folder, recipe.to_yaml())
+        write_json(folder / "manifest.json", inputs.manifest)
+        write_json(folder / "environment.json", environment)
     process.wait_for_everyone()
     best = STSCallback(
         dev,
@@ -116,7 +119,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "sentences_per_second": loss.seen.sentences / seconds,
         "batches": loss.seen.summary(),
     }
-    _write_json(folder / "results.json", results)
+    write_json(folder / "results.json", results)
     base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
     card = render_card(
         template, recipe.model_dump(mode="json"), results, inputs.manifest, environment, base_model=base_model
@@ -136,38 +139,6 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Adds none."""
-
-
-def _check_folder(folder: Path, overwrite: bool) -> None:
-    """Makes sure that the run folder can be made, and that nothing in it is lost unasked."""
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--output: {folder} is a file, but must name a folder")
-        if folder.is_dir() and any(folder.iterdir()):
-            if not overwrite:
-                raise InputError(f"{folder} exists already: choose another --output, or replace it with --overwrite")
-            if not (folder / "recipe.yaml").is_file():
-                raise InputError(f"{folder} is no run folder (it has no recipe.yaml): --overwrite will not replace it")
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-        for path in missing:
-            path.rmdir()
-    except OSError as error:
-        raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
-
-
-def _make_folder(folder: Path, recipe: Recipe, manifest: dict[str, Any], environment: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():  # not the folder itself, which may be a link or the working directory
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        else:
-            old.unlink()
-    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    _write_json(folder / "manifest.json", manifest)
-    _write_json(folder / "environment.json", environment)
 
 
 def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:
@@ -264,7 +235,3 @@ def _keep(best: STSCallback, folder: Path, device: str) -> SentenceTransformer:
 
 def _load_saved(path: Path, device: str) -> SentenceTransformer:
     return SentenceTransformer(str(path), device=device, local_files_only=True)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

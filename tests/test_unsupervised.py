@@ -114,16 +114,17 @@ def change(recipe: Recipe, section: str, **keys: object) -> Recipe:
 def test_sentences_are_the_distinct_texts_in_their_order(tmp_path: Path):
     (tmp_path / "t.txt").write_text("b\na\n\nb\nb \n")
     plain = load_sentences(Source(str(tmp_path / "t.txt")))
-    assert plain.texts == ["b", "a", "b "]
-    assert (plain.facts["rows_read"], plain.facts["blank_lines"], plain.facts["duplicates"]) == (5, 1, 1)
+    assert list(plain.texts()) == ["b", "a", "b "]
+    dropped = plain.facts["dropped"]
+    assert (plain.facts["rows_read"], dropped["blank"], dropped["duplicate"]) == (5, 1, 1)
 
     rows = [("p", "x", 0), ("q", "never", -1), ("p", "y", 1), ("x", "p", 2)]
     lines = (json.dumps({"premise": p, "hypothesis": h, "label": label}) for p, h, label in rows)
     (tmp_path / "nli.jsonl").write_text("\n".join(lines))
-    assert load_sentences(Source(str(tmp_path / "nli.jsonl"))).texts == ["p", "x", "y"]
+    assert list(load_sentences(Source(str(tmp_path / "nli.jsonl"))).texts()) == ["p", "x", "y"]
 
     (tmp_path / "pairs.jsonl").write_text('{"anchor": "a", "positive": "b", "negative": ["c", null]}\n')
-    assert load_sentences(Source(str(tmp_path / "pairs.jsonl"))).texts == ["a", "b", "c"]
+    assert list(load_sentences(Source(str(tmp_path / "pairs.jsonl"))).texts()) == ["a", "b", "c"]
 
 
 def test_a_run_on_plain_text_saves_a_model_without_the_head(recipe: Recipe, tmp_path: Path):

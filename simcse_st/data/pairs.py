@@ -2,133 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from simcse_st.data.prepared import TrainingData, describe_pairs, sha256_of_lines
 from simcse_st.data.sources import Source
-from simcse_st.data.table import CONTRADICTION, ENTAILMENT, Table, read_table
+from simcse_st.data.spool import Digests, Spool, Texts, batches
+from simcse_st.data.table import CONTRADICTION, ENTAILMENT, Reading, Table, read_table
 from simcse_st.errors import InputError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    import pyarrow as pa
 
-NLI_RULE = (
-    "a pair (premise, hypothesis) for every entailment row, in file order; its hard negative is the first "
-    "contradiction hypothesis, in file order, of the very same premise; rows without consensus (label -1, '-' or "
-    "missing) are dropped"
-)
-PAIR_RULE = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
+Pair = tuple[str, str, list[str]]
+
+_NEGATIVE_RULE = {
+    "first": "its hard negative is the first contradiction hypothesis, in file order, of the very same premise",
+    "all": "its hard negatives are all different contradiction hypotheses, in file order, of the very same premise",
+    "random": "its hard negative is one contradiction hypothesis of the very same premise, drawn by the seed {seed}",
+}
+_PAIR_RULE = {"all": "every entailment row", "one_per_premise": "the first entailment row of every premise"}
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """What is trained on."""
+class NLIRule:
+    """How labelled rows become pairs.
 
-    anchors: list[str]
-    positives: list[str]
-    negatives: list[list[str]]
-    facts: dict[str, Any] = field(default_factory=dict)
-    """For the manifest: source, counts and the rule in words."""
+    Attributes:
+        pairs: A pair for every entailment row, or for the first of every premise only.
+        hard_negatives: Of the contradictions of the same premise: the first, all, or one at random.
+        seed: Which one at random.
+    """
 
-    def __len__(self) -> int:
-        """The number of pairs."""
-        return len(self.anchors)
+    pairs: Literal["all", "one_per_premise"] = "all"
+    hard_negatives: Literal["first", "all", "random"] = "first"
+    seed: int = 42
 
-    @property
-    def texts(self) -> list[str]:
-        """All sentences, with repetitions."""
-        return [*self.anchors, *self.positives, *(text for row in self.negatives for text in row)]
-
-    def dataset(self) -> Dataset:
-        """The pairs as a data set with the columns ``anchor``, ``positive`` and ``negative``, a list of strings."""
-        from datasets import Dataset, Features, List, Value
-
-        text = Value("string")
-        return Dataset.from_dict(
-            {"anchor": self.anchors, "positive": self.positives, "negative": self.negatives},
-            features=Features({"anchor": text, "positive": text, "negative": List(text)}),
+    def __str__(self) -> str:
+        """The rule in words."""
+        return (
+            f"a pair (premise, hypothesis) for {_PAIR_RULE[self.pairs]}, in file order; "
+            f"{_NEGATIVE_RULE[self.hard_negatives].format(seed=self.seed)}; rows without consensus (label -1, '-' or "
+            "missing) are dropped"
         )
 
 
 def load_pairs(
-    source: Source, *, hard_negatives: bool = True, sample_rows: int | None = None, sample_seed: int = 42
-) -> Pairs:
+    source: Source,
+    reading: Reading | None = None,
+    *,
+    rule: NLIRule | None = None,
+    hard_negatives: bool = True,
+    drop_duplicates: bool = False,
+) -> TrainingData:
     """Reads training data and makes pairs of it.
 
     Args:
         source: Labelled NLI rows, or rows with an anchor, a positive and any number of hard negatives.
+        reading: How to read the rows.
+        rule: How labelled rows become pairs.
         hard_negatives: False leaves the hard negatives out.
-        sample_rows: Use only so many rows (of labelled rows, those with consensus), drawn by seed, in file order.
-        sample_seed: The seed of the sample.
+        drop_duplicates: Whether of equal pairs with equal hard negatives only the first is kept.
+
+    Returns:
+        Rows ``anchor``, ``positive``, ``negative``, a list.
 
     Raises:
         InputError: A row that cannot be used, with its place; or no pair at all.
     """
-    table = read_table(source, sample_rows, sample_seed)
-    if table.columns.kind == "sentences":
-        raise InputError(
-            f"{source.name}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode"
-        )
-    labelled = table.columns.kind == "labelled"
-    triples, rule = (_of_labelled(table), NLI_RULE) if labelled else (_as_given(table), PAIR_RULE)
-    if not triples:
-        raise InputError(f"{source.name}: no pair: none of its {table.facts['rows_read']} rows is an entailment")
-    anchors, positives, negatives = (list(column) for column in zip(*triples, strict=True))
+    table = read_table(source, reading or Reading(), sentences=False)
+    if table.kind == "labelled":
+        used = rule or NLIRule()
+        pairs, words = _of_labelled(table, used), str(used)
+    elif rule not in (None, NLIRule()):
+        raise InputError(f"data.nli: {source.name} holds pairs as they are, and no labels to make them from")
+    else:
+        pairs = ((texts[0], texts[1], texts[2:]) for _, texts in table)
+        words = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
     if not hard_negatives:
-        negatives, rule = [[] for _ in negatives], f"{rule}; hard negatives are left out"
-    with_negative = sum(map(bool, negatives))
-    facts = {
-        **table.facts,
-        "rule": rule,
-        "pairs": len(anchors),
-        "pairs_with_hard_negative": with_negative,
-        "share_with_hard_negative": with_negative / len(anchors),
-        "hard_negatives": sum(map(len, negatives)),
-    }
-    return Pairs(anchors, positives, negatives, facts)
+        pairs, words = (
+            ((anchor, positive, []) for anchor, positive, _ in pairs),
+            f"{words}; hard negatives are left out",
+        )
+    spool = Spool(_schema(), pairs)
+    dropped = dict(table.facts["dropped"])
+    if drop_duplicates:
+        everything = spool
+        spool, words = _without_duplicates(everything), f"{words}; of equal rows the first is kept"
+        dropped["duplicate"] = len(everything) - len(spool)
+    if not len(spool):
+        raise InputError(f"{source.name}: no pair: none of its {table.facts['rows_read']} rows is an entailment")
+    facts = {**table.facts, "dropped": dropped, "rule": words, **describe_pairs(spool)}
+    data = TrainingData(spool, facts)
+    facts["prepared_sha256"] = sha256_of_lines(data.lines())
+    return data
 
 
-def truncation(tokenizer: Callable[..., Any], texts: Sequence[str], max_length: int) -> dict[str, Any]:
-    """How many texts a limit cuts, and how much of them.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        texts: The texts of the training data.
-        max_length: Tokens that are kept, special tokens included.
-    """
-    texts_cut = tokens_cut = tokens = 0
-    for begin in range(0, len(texts), 10_000):
-        for ids in tokenizer(list(texts[begin : begin + 10_000]), truncation=False, verbose=False)["input_ids"]:
-            tokens += len(ids)
-            texts_cut += len(ids) > max_length
-            tokens_cut += max(0, len(ids) - max_length)
-    return {
-        "max_length": max_length,
-        "texts": len(texts),
-        "texts_truncated": texts_cut,
-        "tokens": tokens,
-        "tokens_truncated": tokens_cut,
-    }
+def _without_duplicates(spool: Spool) -> Spool:
+    digests = Digests()
+    for anchor, positive, negatives in spool:
+        digests.add(anchor, positive, *negatives)
+    return Spool(_schema(), (row for row, first in zip(spool, digests.first(), strict=True) if first))
 
 
-def _of_labelled(table: Table) -> list[tuple[str, str, list[str]]]:
-    columns = table.columns
-    first_contradiction: dict[str, str] = {}
-    for row in table.rows:
-        if table.label(row) == CONTRADICTION:
-            first_contradiction.setdefault(table.text(row, columns.first), table.text(row, columns.second))
-    triples = []
-    for row in table.rows:
-        if table.label(row) == ENTAILMENT:
-            premise = table.text(row, columns.first)
-            negatives = [first_contradiction[premise]] if premise in first_contradiction else []
-            triples.append((premise, table.text(row, columns.second), negatives))
-    return triples
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
 
 
-def _as_given(table: Table) -> list[tuple[str, str, list[str]]]:
-    columns = table.columns
-    return [
-        (table.text(row, columns.first), table.text(row, columns.second), table.negatives(row)) for row in table.rows
-    ]
+def _of_labelled(table: Table, rule: NLIRule) -> Iterator[Pair]:
+    contradictions = _Contradictions(table, rule)
+    first = _first_of_premise(table) if rule.pairs == "one_per_premise" else None
+    entailments = (texts for label, texts in table if label == ENTAILMENT)
+    number = 0
+    for batch in batches(entailments):
+        negatives = contradictions.of([premise for premise, _ in batch])
+        for (premise, hypothesis), of_row in zip(batch, negatives, strict=True):
+            if first is None or first[number]:
+                yield premise, hypothesis, of_row
+            number += 1
+
+
+def _first_of_premise(table: Table) -> np.ndarray:
+    """Which entailment rows are the first of their premise."""
+    return Digests(texts[0] for label, texts in table if label == ENTAILMENT).first()
+
+
+class _Contradictions:
+    """The contradiction hypotheses by their premise: 32 bytes for each in memory, the texts on disk."""
+
+    def __init__(self, table: Table, rule: NLIRule) -> None:
+        self._rule = rule
+        self._random = random.Random(rule.seed)
+        self._hypotheses = Texts()
+        premises = Digests()
+        for label, texts in table:
+            if label == CONTRADICTION:
+                premises.add(texts[0])
+                self._hypotheses.append(texts[1])
+        digests = premises.array()
+        # Stable, so that those of one premise stay in file order.
+        self._order = np.argsort(digests, kind="stable")
+        self._premises = digests[self._order]
+
+    def of(self, premises: list[str]) -> Iterator[list[str]]:
+        """The hard negatives of each premise, by the rule."""
+        digests = Digests(premises).array()
+        begins = np.searchsorted(self._premises, digests, side="left").tolist()
+        ends = np.searchsorted(self._premises, digests, side="right").tolist()
+        for begin, end in zip(begins, ends, strict=True):
+            numbers = self._order[begin:end].tolist()
+            if numbers and self._rule.hard_negatives == "first":
+                numbers = numbers[:1]
+            elif numbers and self._rule.hard_negatives == "random":
+                numbers = [self._random.choice(numbers)]
+            yield list(dict.fromkeys(self._hypotheses[number] for number in numbers))

@@ -1,116 +1,104 @@
-"""Rows out of files and hub data sets, each with the place it came from."""
+"""Where rows come from: files, by name or pattern, or a split of a data set on the Hugging Face Hub."""
 
 from __future__ import annotations
 
-import csv
+import glob
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from simcse_st.data.formats import DELIMITED, FORMATS, file_format, read_file
+from simcse_st.data.hub import HubSplit
+from simcse_st.data.rows import Row, RowError
 from simcse_st.errors import InputError
 
-FORMATS = (".jsonl", ".csv", ".txt")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a source."""
-
-    where: str
-    """``file:line``, or the row's number in a hub data set."""
-    cells: dict[str, Any]
+_KNOWN = f"{', '.join(FORMATS[:-1])} (also .gz) or {FORMATS[-1]}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a file, or one split of a hub data set."""
+    """Where rows come from.
 
-    name: str
+    Args:
+        name: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), a sequence of both, or the id of
+            a data set on the hub.
+        config: Of a data set: its configuration, where it has several.
+        split: Of a data set: the split.
+        revision: Of a data set: a commit, tag or branch.
+        files: Of a data set: the files to read, by name or pattern; by default those its own configuration names.
+        streaming: Of a data set: read it over the network as it goes, and keep no copy.
+    """
+
+    reference: str | tuple[str, ...]
     config: str | None = None
     split: str | None = None
     revision: str | None = None
     files: str | None = None
-    """The files of the data set to read, by name or pattern; by default those its own configuration names."""
+    streaming: bool = False
 
     @property
-    def path(self) -> Path | None:
-        """The file, or None for a hub data set.
+    def name(self) -> str:
+        """What to call it in an error."""
+        if isinstance(self.reference, str):
+            return self.reference
+        more = f" and {len(self.reference) - 1} more" if len(self.reference) > 1 else ""
+        return f"{self.reference[0]}{more}"
+
+    def paths(self) -> list[Path] | None:
+        """The files, or None for a data set on the hub.
 
         Raises:
-            InputError: Neither a file that exists nor the name of a hub data set.
+            InputError: Neither files that exist nor the name of a data set.
         """
-        path = Path(self.name).expanduser()
-        if path.is_dir():
-            raise InputError(f"{self.name} is a folder: name a file ({', '.join(FORMATS)}) in it")
-        looks_like_file = path.suffix in (*FORMATS, ".json", ".tsv", ".gz", ".parquet")
-        if path.exists() or looks_like_file or not _HUB_ID.match(self.name):
-            if not path.exists():
-                raise InputError(f"{self.name}: no such file")
-            if path.suffix not in FORMATS:
-                raise InputError(f"{self.name}: of no known format: its name must end in {' or '.join(FORMATS)}")
-            return path
-        return None
+        if not isinstance(self.reference, str):
+            return [path for name in self.reference for path in _files(name)]
+        path = Path(self.reference).expanduser()
+        is_id = _HUB_ID.match(self.reference) and file_format(path) is None and path.suffix not in (".gz", ".zip")
+        return None if is_id and not path.exists() else _files(self.reference)
 
-    def record(self) -> dict[str, Any]:
-        """What identifies this source in a manifest."""
-        if self.path:
-            return {"file": self.path.name, "sha256": file_sha256(self.path)}
-        return {
-            "dataset": self.name,
-            "config": self.config,
-            "split": self.split,
-            "revision": self.revision,
-            "files": self.files,
-        }
-
-    def rows(self, csv_columns: list[str] | None = None) -> Iterator[Row]:
+    def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
         """Reads all rows.
 
         Args:
-            csv_columns: Names for the columns of a CSV without a header; by default its first line is the header.
+            header: Whether tables name their columns; if not, they are called "1", "2", ...
 
         Yields:
-            The rows in their order.
+            The rows in their order, and in the place of a row that is broken, what is wrong with it.
 
         Raises:
-            InputError: The source cannot be read, or a row is not of its format.
+            InputError: The source cannot be read.
         """
-        if self.path is None:
-            return self._hub_rows()
-        if self.path.suffix == ".csv":
-            return _csv_rows(self.path, self.name, csv_columns)
-        if self.path.suffix == ".txt":
-            return _text_rows(self.path, self.name)
-        return _jsonl_rows(self.path, self.name)
+        paths = self.paths()
+        if paths is None:
+            yield from self._hub().rows()
+            return
+        for path in paths:
+            if not header and file_format(path) not in DELIMITED:
+                raise InputError(f"{path}: data.columns by numbers is for CSV and TSV; here columns have names")
+            rows = read_file(path, str(path), header=header)
+            first = next(rows, None)
+            if first is None:
+                raise InputError(f"{path}: there is no row in it (the first line of a CSV or TSV is its header)")
+            yield first
+            yield from rows
 
-    def _hub_rows(self) -> Iterator[Row]:
-        import datasets  # seconds to import, and files do not need it
-        from huggingface_hub import is_offline_mode
+    def record(self) -> list[dict[str, Any]]:
+        """What identifies each input in a manifest."""
+        paths = self.paths()
+        return [self._hub().record()] if paths is None else [file_record(path) for path in paths]
 
-        label = f"{self.name}[{self.split}]"
-        try:
-            rows = datasets.load_dataset(
-                self.name, self.config, split=self.split, revision=self.revision, data_files=self.files
-            )
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            # The libraries raise these for all of: no such data set, config or split; no access; no network.
-            offline = " (offline: HF_HUB_OFFLINE is set; give a file instead)" if is_offline_mode() else ""
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"{label}: cannot be loaded from the Hugging Face Hub, and no such file is here{offline}: {reason}"
-            ) from error
-        # Class labels are read by their names: not every data set numbers them as SNLI does.
-        classes = {name: kind for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)}
-        for index, cells in enumerate(rows):
-            for name, kind in classes.items():
-                if cells[name] is not None and cells[name] >= 0:
-                    cells[name] = kind.int2str(cells[name])
-            yield Row(f"{label} row {index}", cells)
+    def _hub(self) -> HubSplit:
+        assert isinstance(self.reference, str)
+        return HubSplit(self.reference, self.config, self.split, self.revision, self.files, self.streaming)
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """What identifies a file in a manifest. Its folder is this machine's own business."""
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def file_sha256(path: str | Path) -> str:
@@ -122,92 +110,21 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def is_sentence(value: Any) -> TypeGuard[str]:
-    """Whether a value is text that can be encoded: not blank, and without halves of surrogate pairs."""
-    return isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-
-
-def excerpt(value: Any, limit: int = 60) -> str:
-    """A value as an error shows it: quoted, on one line, not too long."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file, with their line ends."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    encoding = "utf-16" if line.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
-                    raise InputError(
-                        f"{name}:{number}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
-                        f"convert the file, e.g. iconv -f {encoding} -t utf-8"
-                    ) from None
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror}") from None
-
-
-def _jsonl_rows(path: Path, name: str) -> Iterator[Row]:
-    for number, line in _lines(path, name):
-        if not line.strip():
-            continue
-        try:
-            cells = json.loads(line, object_pairs_hook=_without_repetition)
-        except (ValueError, RecursionError) as error:
-            # Not only of JSON: also numbers of thousands of digits, and brackets nested as deep.
-            problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-            hint = "; is it a CSV? then name it .csv" if number == 1 and "," in line and line[0] not in "{[" else ""
-            raise InputError(
-                f"{name}:{number}: not a JSON object on one line ({problem}): {excerpt(line.strip())}{hint}"
-            ) from None
-        if not isinstance(cells, dict):
-            raise InputError(f"{name}:{number}: a row must be a JSON object, not {excerpt(cells)}")
-        yield Row(f"{name}:{number}", cells)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    cells = dict(pairs)
-    if len(cells) < len(pairs):
-        raise ValueError("a key stands twice")
-    return cells
-
-
-def _text_rows(path: Path, name: str) -> Iterator[Row]:
-    for number, line in _lines(path, name):
-        yield Row(f"{name}:{number}", {"text": line.rstrip("\r\n")})
-
-
-def _csv_rows(path: Path, name: str, columns: list[str] | None) -> Iterator[Row]:
-    reader = csv.reader((line for _, line in _lines(path, name)), strict=True)
-    begin = 1
-    try:
-        for fields in reader:
-            where, begin = f"{name}:{begin}", reader.line_num + 1
-            if not fields:
-                continue
-            swallowed = next((field for field in fields if "\n" in field or "\r" in field), None)
-            if swallowed is not None:
-                raise InputError(
-                    f"{where}: the quoted field {excerpt(swallowed)} runs on to line {reader.line_num}: close the "
-                    "quote, or keep sentences with line breaks in JSON Lines"
-                )
-            if columns is None:
-                columns = fields
-                if fields[0].lstrip().startswith("{"):
-                    raise InputError(
-                        f"{where}: {excerpt(fields[0])} heads no CSV; is it JSON Lines? then name it .jsonl"
-                    )
-                if len(set(columns)) < len(columns):
-                    raise InputError(f"{where}: two columns of the header have the same name: {columns}")
-                if len(columns) < 2:
-                    hint = "; it is tab-separated" if "\t" in fields[0] else ""
-                    raise InputError(f"{where}: a header of one column: {excerpt(fields[0])}{hint}")
-                continue
-            if len(fields) != len(columns):
-                raise InputError(f"{where}: {len(fields)} fields where {len(columns)} ({', '.join(columns)}) belong")
-            yield Row(where, dict(zip(columns, fields, strict=True)))
-    except csv.Error as error:
-        raise InputError(f"{name}:{begin}: not valid CSV: {error}") from None
+def _files(name: str) -> list[Path]:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        known = sorted(file.name for file in path.iterdir() if file_format(file))
+        held = f"it holds {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}" if known else "it holds none"
+        raise InputError(f"{name} is a folder: name a file in it, or several as {name.rstrip('/')}/*.jsonl; {held}")
+    if path.exists():
+        found = [path]
+    elif glob.has_magic(name):
+        found = sorted(match for match in map(Path, glob.glob(str(path), recursive=True)) if match.is_file())
+        if not found:
+            raise InputError(f"{name}: no file matches this pattern")
+    else:
+        raise InputError(f"{name}: no such file")
+    for file in found:
+        if file_format(file) is None:
+            raise InputError(f"{file}: of no known format: its name must end in {_KNOWN}")
+    return found

@@ -2,72 +2,220 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from simcse_st.data.sources import Row, Source, excerpt, is_sentence
+from simcse_st.data.formats import DELIMITED, file_format, first_line, read_file
+from simcse_st.data.rows import Row, RowError, excerpt, sentence
+from simcse_st.data.sources import Source, file_record
 from simcse_st.errors import InputError
 
-_COLUMNS = ["sentence1", "sentence2", "score"]
+Graded = tuple[str, str, float]
+Columns = tuple[str, str, str]
+
+# The names that public data gives to the three columns.
+_NAMES: tuple[Columns, ...] = (
+    ("sentence1", "sentence2", "score"),
+    ("sentence1", "sentence2", "label"),  # GLUE
+    ("sentence_A", "sentence_B", "relatedness_score"),  # SICK
+)
+_HEADERLESS: Columns = ("1", "2", "3")
+# STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources.
+_OFFICIAL: Columns = ("6", "7", "5")
 HIGHEST_SCORE = 5.0
 
 
 @dataclass(frozen=True)
 class GradedPairs:
-    """Sentence pairs with gold scores."""
+    """Sentence pairs with gold scores.
+
+    Attributes:
+        scale: The highest score there can be, 5 or 1: a gold score is ``score / scale`` of it.
+        facts: For the manifest: source, counts and scale.
+        subsets: The sizes of the parts that these pairs are put together from, in order, where there are several.
+    """
 
     sentences1: list[str]
     sentences2: list[str]
     scores: list[float]
-    facts: dict[str, Any]
-    """For the manifest: source and count."""
+    scale: float = HIGHEST_SCORE
+    facts: dict[str, Any] = field(default_factory=dict)
+    subsets: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """The number of pairs."""
         return len(self.scores)
+
+    def gold_of_5(self) -> list[float]:
+        """The gold scores on the scale 0 to 5, whatever their own is."""
+        return [score * HIGHEST_SCORE / self.scale for score in self.scores]
 
 
 def load_graded_pairs(source: Source) -> GradedPairs:
     """Reads graded pairs.
 
     Args:
-        source: A CSV of sentence1, sentence2, score (with or without that header), JSON Lines or a hub data set with
-            columns of these names. Scores are 0 to 5, or 0 to 1.
+        source: CSV, TSV, JSON Lines, Parquet or a hub data set with columns sentence1, sentence2 and score (or as GLUE
+            and SICK name them); a table of these three without a header; STS-B as published (seven columns, split by
+            tabs); or a folder of SentEval's STS12 to STS16, of which all parts are put together. Scores go from 0 to 5
+            or from 0 to 1.
 
     Raises:
-        InputError: A row that cannot be used, with its place; or scores that are all the same.
+        InputError: A row that cannot be used, with its place; or scores that are missing or all the same.
     """
-    sentences1: list[str] = []
-    sentences2: list[str] = []
-    scores: list[float] = []
-    for row in source.rows(csv_columns=_COLUMNS):
-        if not scores and [row.cells.get(name) for name in _COLUMNS] == _COLUMNS:
-            continue  # the header of a CSV
-        first, second, score = _parse(row)
-        sentences1.append(first)
-        sentences2.append(second)
-        scores.append(score)
-    if not scores:
-        raise InputError(f"{source.name}: there is no graded pair in it")
+    folder = Path(source.reference).expanduser() if isinstance(source.reference, str) else None
+    if folder and folder.is_dir():
+        return _load_senteval(folder, source.name)
+    pairs: list[Graded] = []
+    layouts: dict[str, None] = {}
+    ungraded: list[RowError] = []
+    for row, columns, layout in _rows(source):
+        layouts[layout] = None
+        try:
+            pairs.append(_parse(row, columns))
+        except _NoGoldError as error:
+            ungraded.append(error)
+    if ungraded and not pairs:
+        raise InputError(
+            f"{source.name}: all {len(ungraded)} scores are -1: it comes without gold scores, as GLUE's test sets do; "
+            "take another split or data set, e.g. sentence-transformers/stsb"
+        )
+    if ungraded:
+        raise ungraded[0]
+    return _graded(pairs, source.name, {"sources": source.record(), "columns": list(layouts)})
+
+
+class _NoGoldError(RowError):
+    """A score of -1, which stands for none in public data."""
+
+
+def _graded(pairs: list[Graded], name: str, facts: dict[str, Any], scale: float | None = None) -> GradedPairs:
+    if not pairs:
+        raise InputError(f"{name}: there is no graded pair in it")
+    sentences1, sentences2, scores = (list(column) for column in zip(*pairs, strict=True))
     if len(set(scores)) == 1:
-        raise InputError(f"{source.name}: all {len(scores)} scores are {scores[0]:g}, so nothing can be measured")
-    return GradedPairs(sentences1, sentences2, scores, {"source": source.record(), "pairs": len(scores)})
+        raise InputError(f"{name}: all {len(scores)} scores are {scores[0]:g}, so nothing can be measured")
+    scale = scale or (1.0 if max(scores) <= 1 else HIGHEST_SCORE)
+    return GradedPairs(sentences1, sentences2, scores, scale, {**facts, "pairs": len(scores), "scale": scale})
 
 
-def _parse(row: Row) -> tuple[str, str, float]:
-    missing = [name for name in _COLUMNS if name not in row.cells]
-    if missing:
-        found = ", ".join(map(str, row.cells))
-        raise InputError(f"{row.where}: no column {' or '.join(missing)} among {found}")
-    first, second, gold = (row.cells[name] for name in _COLUMNS)
-    for name, text in (("sentence1", first), ("sentence2", second)):
-        if not is_sentence(text):
-            raise InputError(f"{row.where}: {name} is {excerpt(text)}, but must be a sentence")
-    try:
-        score = math.nan if isinstance(gold, bool) else float(gold)
-    except (TypeError, ValueError, OverflowError):
-        score = math.nan
-    if not 0 <= score <= HIGHEST_SCORE:
-        raise InputError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
+def _rows(source: Source) -> Iterator[tuple[Row, Columns, str]]:
+    """Each row with its three columns, and what to say of the layout."""
+    paths = source.paths()
+    for rows, columns, layout in map(_open, paths) if paths else [(source.rows(), None, "")]:
+        for row in rows:
+            if isinstance(row, RowError):
+                raise row
+            named = columns or _by_name(row.cells, row.where)
+            yield row, named, layout or ", ".join(named)
+
+
+def _open(path: Path) -> tuple[Iterator[Row | RowError], Columns | None, str]:
+    """The rows of a file, and if they have no names, which columns hold what."""
+    name, promised = str(path), file_format(path) or ""
+    if promised not in (*DELIMITED, ".txt"):
+        return read_file(path, name), None, ""
+    line = first_line(path, name)
+    by_tabs = line.split("\t")
+    if len(by_tabs) >= 7 and _number(by_tabs[4]) is not None:
+        return _official_rows(path, name), _OFFICIAL, "without a header, as STS-B is published: columns 6, 7 and 5"
+    layout = ".csv" if promised == ".csv" else ".tsv"
+    fields = by_tabs if layout == ".tsv" else next(csv.reader([line]), [])
+    if len(fields) == 3 and _number(fields[2]) is not None:
+        rows = read_file(path, name, layout=layout, header=False)
+        return rows, _HEADERLESS, "without a header: columns 1, 2 and 3"
+    if len(fields) > 1:
+        _by_name(fields, f"{name}:1")
+    # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
+    return read_file(path, name, layout=layout, quotes=False if promised == ".txt" else None), None, ""
+
+
+def _official_rows(path: Path, name: str) -> Iterator[Row | RowError]:
+    # Not as a table: some rows of the published files name their sources in further columns.
+    for row in read_file(path, name, layout=".txt"):
+        if isinstance(row, Row):
+            fields = row.cells["text"].split("\t")
+            if len(fields) < 7:
+                raise RowError(f"{row.where}: {len(fields)} fields where 7 belong, split by tabs")
+            row = row._replace(cells={str(number): field for number, field in enumerate(fields, 1)})
+        yield row
+
+
+def _by_name(found: Iterable[str], where: str) -> Columns:
+    for names in _NAMES:
+        if set(names) <= set(found):
+            return names
+    raise InputError(
+        f"{where}: found the columns {', '.join(map(str, found))}, but need sentence1, sentence2 and score "
+        "(a table without a header has these three in this order)"
+    )
+
+
+def _parse(row: Row, columns: Columns) -> Graded:
+    first = sentence(row, "sentence1", row.cells[columns[0]])
+    second = sentence(row, "sentence2", row.cells[columns[1]])
+    gold = row.cells[columns[2]]
+    score = math.nan if isinstance(gold, bool) else _number(gold)
+    if score == -1:
+        raise _NoGoldError(f"{row.where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}")
+    if score is None or not 0 <= score <= HIGHEST_SCORE:
+        raise RowError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
     return first, second, score
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _load_senteval(folder: Path, name: str) -> GradedPairs:
+    """All parts of a year of STS in SentEval's layout; a pair with an empty line for its score is left out."""
+    inputs = sorted(folder.glob("STS.input.*.txt"))
+    if not inputs:
+        raise InputError(f"{name} is a folder without SentEval's STS.input.*.txt: name a file in it")
+    pairs: list[Graded] = []
+    subsets: dict[str, int] = {}
+    sources, ungraded = [], 0
+    for path in inputs:
+        part = path.name.removeprefix("STS.input.").removesuffix(".txt")
+        gold = folder / f"STS.gs.{part}.txt"
+        if not gold.is_file():
+            raise InputError(f"{path}: its scores are not there: no such file as {gold.name}")
+        graded, left_out = _senteval_part(path, gold)
+        pairs += graded
+        ungraded += left_out
+        subsets[part] = len(graded)
+        sources += [file_record(path), file_record(gold)]
+    facts = {"sources": sources, "subsets": subsets, "pairs_without_score": ungraded}
+    return replace(_graded(pairs, name, facts, HIGHEST_SCORE), subsets=subsets)
+
+
+def _senteval_part(path: Path, gold: Path) -> tuple[list[Graded], int]:
+    texts, scores = _text_lines(path), _text_lines(gold)
+    if len(texts) != len(scores):
+        raise InputError(f"{path} has {len(texts)} lines, but {gold.name} has {len(scores)}")
+    graded: list[Graded] = []
+    for row, score in zip(texts, scores, strict=True):
+        if not score.cells["text"].strip():
+            continue
+        fields = row.cells["text"].split("\t")
+        if len(fields) != 2:
+            raise RowError(f"{row.where}: {len(fields)} fields where 2 sentences belong, split by a tab")
+        cells = dict(zip(_HEADERLESS, (*fields, score.cells["text"]), strict=True))
+        graded.append(_parse(row._replace(cells=cells), _HEADERLESS))
+    return graded, len(texts) - len(graded)
+
+
+def _text_lines(path: Path) -> list[Row]:
+    lines = []
+    for row in read_file(path, str(path)):
+        if isinstance(row, RowError):
+            raise row
+        lines.append(row)
+    return lines

@@ -1,154 +1,208 @@
-"""The rows of a source that can be trained on, and what their columns mean."""
+"""The rows of a source that can be trained on."""
 
 from __future__ import annotations
 
 import random
-import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from simcse_st.data.sources import Row, Source, excerpt, is_sentence
+import numpy as np
+
+from simcse_st.data.columns import KNOWN_NAMES, ROLES, Columns, Mapped
+from simcse_st.data.rows import BAD_LABEL, Problems, Row, RowError, excerpt, sentence
+from simcse_st.data.sources import Source
+from simcse_st.data.spool import Spool
 from simcse_st.errors import InputError
 
-# The names that public data gives to (premise, hypothesis, label), (anchor, positive, negatives) and single sentences.
-_LABELLED = (("premise", "hypothesis", "label"), ("sentence1", "sentence2", "gold_label"))
-_PAIRS = (("anchor", "positive", r"negative(_\d+)?"), ("sent0", "sent1", "hard_neg"))
-_SENTENCES = ("text", "sentence")
-
+LABELS = ("entailment", "neutral", "contradiction")
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
-_LABELS = {
-    **{"entailment": ENTAILMENT, "neutral": NEUTRAL, "contradiction": CONTRADICTION},
-    **{str(label): label for label in range(3)},
-}
+_LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
 _NO_CONSENSUS = ("-1", "-", "")
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which columns hold what, found by their names."""
+class Reading:
+    """How rows are read.
 
-    kind: Literal["labelled", "pairs", "sentences"]
-    first: str
-    second: str = ""
-    label: str = ""
-    negatives: str = ""
-    """A pattern of the hard negatives' names."""
+    Attributes:
+        columns: Columns by their roles, where their names do not tell; numbers, from 1, for files without a header.
+        strict: Whether a row that cannot be used is an error, or dropped and counted.
+        max_characters: Drops rows with a longer text; None keeps all.
+        sample_rows: How many to keep of the rows that are left, in their order; None for all.
+        sample_seed: Which ones.
+    """
 
-    @classmethod
-    def of(cls, row: Row) -> Columns:
-        """Recognises the columns of a row.
-
-        Raises:
-            InputError: Their names are not known.
-        """
-        names = set(row.cells)
-        for first, second, label in _LABELLED:
-            if {first, second, label} <= names:
-                return cls("labelled", first, second, label=label)
-        for first, second, negatives in _PAIRS:
-            if {first, second} <= names:
-                return cls("pairs", first, second, negatives=negatives)
-        for name in _SENTENCES:
-            if name in names:
-                return cls("sentences", name)
-        raise InputError(
-            f"{row.where}: found the columns {', '.join(map(str, row.cells))}, but need premise, hypothesis and label, "
-            "or anchor and positive (with negative, negative_1, ...), or text"
-        )
-
-    def use(self, name: str) -> bool:
-        """Whether a column holds anything for training."""
-        return name in (self.first, self.second, self.label) or bool(re.fullmatch(self.negatives, name))
+    columns: Mapped = field(default_factory=dict)
+    strict: bool = True
+    max_characters: int | None = None
+    sample_rows: int | None = None
+    sample_seed: int = 42
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows that are left to train on."""
+    """The rows that are left to train on.
 
-    columns: Columns
-    rows: list[Row]
+    Attributes:
+        kind: What they are: ``labelled``, ``pairs`` or ``sentences``.
+        facts: For the manifest: the source, and what was read and dropped.
+    """
+
+    kind: str
     facts: dict[str, Any]
-    """For the manifest: the source, and what was read and dropped."""
+    spool: Spool
+    chosen: np.ndarray | None
 
-    def text(self, row: Row, column: str) -> str:
-        """A sentence that must be there.
-
-        Raises:
-            InputError: It is missing, blank, or no text.
-        """
-        value = row.cells.get(column)
-        if not is_sentence(value):
-            what = "is missing" if value is None else f"is {excerpt(value)}"
-            raise InputError(f"{row.where}: {column} {what}, but must be a sentence")
-        return value
-
-    def label(self, row: Row) -> int | None:
-        """The label of a row."""
-        return _label(row, self.columns.label)
-
-    def negatives(self, row: Row) -> list[str]:
-        """All hard negatives of a row, out of any number of columns with a sentence, a list of them, or nothing.
-
-        Raises:
-            InputError: One is blank, or no text.
-        """
-        found = []
-        for name, value in row.cells.items():
-            if not self.columns.negatives or not re.fullmatch(self.columns.negatives, name):
-                continue
-            for text in value if isinstance(value, list) else [value]:
-                if text is None or text == "":
-                    continue
-                if not is_sentence(text):
-                    raise InputError(
-                        f"{row.where}: {name} is {excerpt(text)}, but must be a sentence, or null where there is none"
-                    )
-                found.append(text)
-        return found
+    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
+        """The label of each row, and its texts: premise and hypothesis, or anchor, positive and negatives, or one."""
+        for number, row in enumerate(self.spool):
+            if self.chosen is None or self.chosen[number]:
+                yield row
 
 
-def read_table(source: Source, sample_rows: int | None, sample_seed: int) -> Table:
+def read_table(source: Source, reading: Reading, *, sentences: bool) -> Table:
     """Reads a source, drops the rows that say nothing, and draws a sample.
 
     Args:
         source: Where the rows are.
-        sample_rows: How many to keep of the rows that are left, in their order; None for all.
-        sample_seed: Which ones.
+        reading: How to read them.
+        sentences: Whether every text counts alone. Then blank ones are dropped; otherwise they spoil their row.
 
     Raises:
         InputError: The source cannot be read, its columns are not known, or it is too small for the sample.
     """
-    columns: Columns | None = None
-    names: dict[str, None] = {}
-    rows: list[Row] = []
-    rows_read = without_consensus = blank = 0
-    for row in source.rows():
-        columns = columns or Columns.of(row)
-        names.update(dict.fromkeys(row.cells))
-        rows_read += 1
-        text = row.cells.get(columns.first)
-        if columns.kind == "labelled" and _label(row, columns.label) is None:
-            without_consensus += 1
-        elif columns.kind == "sentences" and isinstance(text, str) and not text.strip():
-            blank += 1
-        else:
-            rows.append(row)
-    if columns is None:
-        raise InputError(f"{source.name}: there is no row in it (the first line of a CSV is its header)")
+    import pyarrow as pa
+
+    reader = _Reader(source, reading, sentences)
+    spool = Spool(pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}), reader.rows())
+    if reader.kind is None:
+        raise InputError(f"{source.name}: there is no row in it that can be used")
     facts = {
-        "source": source.record(),
-        "rows_read": rows_read,
-        "rows_without_consensus": without_consensus,
-        "blank_lines": blank,
-        "columns_left_out": [name for name in names if not columns.use(name)],
+        "sources": source.record(),
+        "columns": reader.roles,
+        "columns_left_out": list(reader.left_out),
+        "rows_read": reader.rows_read,
+        "rows_usable": len(spool),
+        "dropped": {**dict(reader.dropped), **dict(reader.problems.counts)},
+        "unusable_rows": reader.problems.first,
         "sample": None,
     }
-    if sample_rows is not None:
-        if sample_rows > len(rows):
-            raise InputError(f"data.sample.rows is {sample_rows}, but {source.name} has {len(rows)} usable rows")
-        rows = [rows[index] for index in sorted(random.Random(sample_seed).sample(range(len(rows)), sample_rows))]
-        facts["sample"] = {"rows": sample_rows, "seed": sample_seed}
-    return Table(columns, rows, facts)
+    chosen = None
+    if reading.sample_rows is not None:
+        if reading.sample_rows > len(spool):
+            raise InputError(
+                f"data.sample.rows is {reading.sample_rows}, but {source.name} has {len(spool)} usable rows"
+            )
+        # The standard library's generator: its draws are the same on all platforms and in all versions so far.
+        chosen = np.zeros(len(spool), dtype=bool)
+        chosen[random.Random(reading.sample_seed).sample(range(len(spool)), reading.sample_rows)] = True
+        facts["sample"] = {"rows": reading.sample_rows, "seed": reading.sample_seed}
+    if reader.kind == "labelled":
+        facts["labels"] = _count_labels(Table(reader.kind, facts, spool, chosen))
+    return Table(reader.kind, facts, spool, chosen)
+
+
+def _count_labels(table: Table) -> dict[str, int]:
+    counts = Counter(label for label, _ in table)
+    return {name: counts[number] for number, name in enumerate(LABELS)}
+
+
+class _Reader:
+    """Rows of a source -> (label, texts), with the count of what is left out."""
+
+    def __init__(self, source: Source, reading: Reading, sentences: bool) -> None:
+        self.source, self.reading, self.sentences = source, reading, sentences
+        self.problems = Problems(reading.strict)
+        self.kind: str | None = None
+        self.rows_read = 0
+        self.dropped: Counter[str] = Counter(no_consensus=0, blank=0, too_long=0)
+        self.roles: dict[str, list[str]] = {}
+        self.left_out: dict[str, None] = {}
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        columns: Columns | None = None
+        place = names = None
+        seen: set[str] = set()
+        header = not any(
+            isinstance(column, int) for value in self.reading.columns.values() for column in _listed(value)
+        )
+        for row in self.source.rows(header=header):
+            self.rows_read += 1
+            if isinstance(row, RowError):
+                self.problems.add(row)
+                continue
+            if columns is None or row.place != place:
+                columns, place = self._columns(row, header), row.place
+            if row.cells.keys() != names:
+                names = row.cells.keys()
+                seen.update(names)
+                self.left_out.update(dict.fromkeys(columns.left_out(names)))
+                for name in columns.negatives(names):
+                    if name not in self.roles.setdefault("negative", []):
+                        self.roles["negative"].append(name)
+            try:
+                yield from self._parsed(row, columns)
+            except RowError as error:
+                self.problems.add(error)
+
+        absent = [name for name in (columns and columns.named_negatives) or () if name not in seen]
+        if absent:
+            raise InputError(f"data.columns.negative: no column {absent[0]!r} in any row of {self.source.name}")
+
+    def _columns(self, row: Row, header: bool) -> Columns:
+        columns = Columns.of(row, self.reading.columns)
+        if self.kind not in (None, columns.kind):
+            raise InputError(f"{row.where}: {columns.kind}, where {self.kind} rows came before: give one kind of data")
+        if columns.kind == "sentences" and not self.sentences:
+            raise InputError(
+                f"{self.source.name}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode"
+            )
+        if columns.kind == "pairs" and not self.sentences and "label" in row.cells and not self.reading.columns:
+            raise InputError(
+                f"{row.where}: a label beside {columns.first} and {columns.second}: if it tells the positive pairs, "
+                f"keep those only; if not, set data.columns={{anchor: {columns.first}, positive: {columns.second}}}"
+            )
+        if not header and row.cells[columns.first] in KNOWN_NAMES:
+            raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+        self.kind = columns.kind
+        # In the order of their roles; that of the hard negatives follows as they are met.
+        names = zip(ROLES[columns.kind], (columns.first, columns.second, columns.label), strict=False)
+        self.roles = self.roles or {role: [name] for role, name in names}
+        return columns
+
+    def _parsed(self, row: Row, columns: Columns) -> Iterator[tuple[int, list[str]]]:
+        label = ENTAILMENT
+        if columns.kind == "labelled":
+            found = _label(row, columns.label)
+            if found is None:
+                self.dropped["no_consensus"] += 1
+                return
+            label = found
+        texts = self._texts(row, columns, label)
+        if self.reading.max_characters and any(len(text) > self.reading.max_characters for text in texts):
+            self.dropped["too_long"] += 1
+        elif texts or not self.sentences:
+            yield label, texts
+
+    def _texts(self, row: Row, columns: Columns, label: int) -> list[str]:
+        if label == NEUTRAL and not self.sentences:
+            return []  # counts for a sample, and is not trained on
+        names = [name for name in (columns.first, columns.second) if name]
+        values = [(name, row.cells.get(name)) for name in names]
+        for name in columns.negatives(row.cells):
+            listed = _listed(row.cells.get(name))
+            values += [(name, text) for text in listed if text is not None and text != ""]
+        if self.sentences:
+            kept = [(name, text) for name, text in values if not (isinstance(text, str) and not text.strip())]
+            self.dropped["blank"] += len(values) - len(kept)
+            values = kept
+        return [sentence(row, name, text) for name, text in values]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _label(row: Row, column: str) -> int | None:
@@ -157,10 +211,14 @@ def _label(row: Row, column: str) -> int | None:
     # bool and float compare equal to int, but mean something else here.
     if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
         return None
-    label = _LABELS.get(str(value)) if isinstance(value, str) or type(value) is int else None
+    label = _LABELS.get(str(value).lower()) if isinstance(value, str) or type(value) is int else None
     if label is None:
-        raise InputError(
+        hint = ""
+        if isinstance(value, float) or (isinstance(value, str) and value in ("0.0", "1.0", "2.0", "-1.0")):
+            hint = "; write whole numbers"
+        raise RowError(
             f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
-            "or -1 for no consensus"
+            f"or -1 for no consensus{hint}",
+            BAD_LABEL,
         )
     return label

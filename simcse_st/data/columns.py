@@ -1,0 +1,137 @@
+"""What the columns of training data mean, by their names or as the user says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from simcse_st.data.rows import Row
+from simcse_st.errors import InputError
+
+Kind = Literal["labelled", "pairs", "sentences"]
+Mapped = Mapping[str, "str | int | list[str] | list[int]"]
+
+# The roles of each kind, and the names that public data gives to them.
+ROLES: dict[Kind, dict[str, tuple[str, ...]]] = {
+    "labelled": {
+        "premise": ("premise", "sentence1"),
+        "hypothesis": ("hypothesis", "sentence2"),
+        "label": ("label", "gold_label"),
+    },
+    "pairs": {
+        "anchor": ("anchor", "sent0", "query", "question"),
+        "positive": ("positive", "sent1", "document", "passage", "answer"),
+    },
+    "sentences": {"text": ("text", "sentence")},
+}
+KNOWN_NAMES = {name for roles in ROLES.values() for names in roles.values() for name in names}
+_NEGATIVE = re.compile(r"(?:hard_)?(?:negatives?|neg)_?(\d*)")
+# (sentence1, sentence2, label) is not among these: in other data sets the label 0 or 1 means something else.
+_NLI = (
+    ("premise", "hypothesis", "label"),
+    ("premise", "hypothesis", "gold_label"),
+    ("sentence1", "sentence2", "gold_label"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what.
+
+    Attributes:
+        kind: What the rows are.
+        first: The column of the premise, the anchor or the text.
+        second: That of the hypothesis or the positive.
+        label: That of the label.
+        named_negatives: Those of the hard negatives, if the user named them; by default their names show it.
+    """
+
+    kind: Kind
+    first: str
+    second: str = ""
+    label: str = ""
+    named_negatives: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, row: Row, mapped: Mapped) -> Columns:
+        """Recognises the columns of a row.
+
+        Args:
+            row: The row.
+            mapped: Columns by their roles, for those roles that their names do not tell.
+
+        Raises:
+            InputError: A role has no column, or might have several.
+        """
+        chosen = {
+            role: [str(name) for name in (value if isinstance(value, list) else [value])]
+            for role, value in mapped.items()
+        }
+        for role, columns in chosen.items():
+            # A hard negative may be absent from any one row.
+            if role != "negative" and columns[0] not in row.cells:
+                raise InputError(f"data.columns.{role}: no column {columns[0]!r} in {row.where}; {_found(row)}")
+        kind = _kind(row, chosen)
+        taken = [column for columns in chosen.values() for column in columns]
+        if len(set(taken)) < len(taken):
+            raise InputError(f"data.columns: one column in two roles: {', '.join(taken)}")
+        roles = {role: chosen[role][0] if role in chosen else _by_name(row, kind, role, taken) for role in ROLES[kind]}
+        first, second, *_ = *roles.values(), ""
+        negatives = tuple(chosen["negative"]) if "negative" in chosen else None
+        return cls(kind, first, second, roles.get("label", ""), negatives)
+
+    def negatives(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The columns of hard negatives among these, by their numbers."""
+        if self.kind != "pairs":
+            return ()
+        return self.named_negatives if self.named_negatives is not None else _negatives(tuple(names))
+
+    def left_out(self, names: Iterable[str]) -> list[str]:
+        """Those of these columns that hold nothing for training."""
+        names = list(names)
+        used = {self.first, self.second, self.label, *self.negatives(names)}
+        return [name for name in names if name not in used]
+
+
+@lru_cache(maxsize=1024)
+def _negatives(names: tuple[str, ...]) -> tuple[str, ...]:
+    numbered = [(int(match[1] or 0), name) for name in names if (match := _NEGATIVE.fullmatch(name))]
+    return tuple(name for _, name in sorted(numbered))
+
+
+def _kind(row: Row, chosen: Mapping[str, list[str]]) -> Kind:
+    if chosen:
+        kinds = [kind for kind, roles in ROLES.items() if chosen.keys() & roles.keys()]
+        kinds += ["pairs"] if "negative" in chosen and "pairs" not in kinds else []
+        if len(kinds) > 1:
+            raise InputError(f"data.columns: {', '.join(chosen)} are not the roles of one kind of data")
+        return kinds[0]
+    names = row.cells.keys()
+    if any(names >= set(triple) for triple in _NLI):
+        return "labelled"
+    pairs = ROLES["pairs"]
+    if names & set(pairs["anchor"]) and names & set(pairs["positive"]):
+        return "pairs"
+    if names & set(ROLES["sentences"]["text"]):
+        return "sentences"
+    raise InputError(
+        f"{row.where}: {_found(row)}, but need premise, hypothesis and label, or anchor and positive (with negative, "
+        "negative_1, ...), or text; for other names set data.columns, e.g. {anchor: title, positive: body}, and for a "
+        "table without a header their numbers, e.g. {anchor: 1, positive: 2}"
+    )
+
+
+def _by_name(row: Row, kind: Kind, role: str, taken: list[str]) -> str:
+    found = [name for name in ROLES[kind][role] if name in row.cells and name not in taken]
+    if len(found) > 1:
+        raise InputError(f"{row.where}: {' and '.join(found)} might both be the {role}: choose by data.columns.{role}")
+    if not found:
+        raise InputError(f"{row.where}: no column for the {role}: {_found(row)}; name it by data.columns.{role}")
+    return found[0]
+
+
+def _found(row: Row) -> str:
+    return f"found the columns {', '.join(map(str, row.cells))}"

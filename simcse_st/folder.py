@@ -1,0 +1,57 @@
+"""The folder that a command leaves its records in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from simcse_st.errors import InputError
+
+MARK = "recipe.yaml"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Makes sure that the folder can be made, and that nothing in it is lost unasked.
+
+    Raises:
+        InputError: It holds something, or cannot be written. Nothing has been changed.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--output: {folder} is a file, but must name a folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            if not overwrite:
+                raise InputError(f"{folder} exists already: choose another --output, or replace it with --overwrite")
+            if not (folder / MARK).is_file():
+                raise InputError(f"{folder} is no run folder (it has no {MARK}): --overwrite will not replace it")
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
+
+
+def make_folder(folder: Path, recipe: str) -> None:
+    """Makes the folder, empty but for the recipe.
+
+    Args:
+        folder: The folder.
+        recipe: The recipe as YAML.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():  # not the folder itself, which may be a link or the working directory
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+    (folder / MARK).write_text(recipe, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a record."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
