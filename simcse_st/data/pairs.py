@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from simcse_st.data.prepared import TrainingData, describe_pairs, sha256_of_lines
+from simcse_st.data.rows import progress
 from simcse_st.data.sources import Source
 from simcse_st.data.spool import Digests, Spool, Texts, batches
 from simcse_st.data.table import CONTRADICTION, ENTAILMENT, Reading, Table, read_table
@@ -84,21 +85,20 @@ def load_pairs(
         pairs = ((texts[0], texts[1], texts[2:]) for _, texts in table)
         words = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
     if not hard_negatives:
-        pairs, words = (
-            ((anchor, positive, []) for anchor, positive, _ in pairs),
-            f"{words}; hard negatives are left out",
-        )
+        pairs = ((anchor, positive, []) for anchor, positive, _ in pairs)
+        words += "; hard negatives are left out"
     spool = Spool(_schema(), pairs)
     dropped = dict(table.facts["dropped"])
     if drop_duplicates:
-        everything = spool
-        spool, words = _without_duplicates(everything), f"{words}; of equal rows the first is kept"
+        everything, spool = spool, _without_duplicates(spool)
         dropped["duplicate"] = len(everything) - len(spool)
+        words += "; of equal rows the first is kept"
     if not len(spool):
         raise InputError(f"{source.name}: no pair: none of its {table.facts['rows_read']} rows is an entailment")
-    facts = {**table.facts, "dropped": dropped, "rule": words, **describe_pairs(spool)}
+    counts = describe_pairs(progress(spool, "counting", len(spool)))
+    facts = {**table.facts, "dropped": dropped, "rule": words, **counts}
     data = TrainingData(spool, facts)
-    facts["prepared_sha256"] = sha256_of_lines(data.lines())
+    facts["prepared_sha256"] = sha256_of_lines(progress(data.lines(), "hashing", len(data)))
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simcse_st.data.prepared import TrainingData, sha256_of_lines
+from simcse_st.data.rows import progress
 from simcse_st.data.sources import Source
 from simcse_st.data.spool import Digests, Spool
 from simcse_st.data.table import Reading, read_table
@@ -45,5 +46,5 @@ def load_sentences(source: Source, reading: Reading | None = None) -> TrainingDa
         "sentences": len(spool),
     }
     data = TrainingData(spool, facts)
-    facts["prepared_sha256"] = sha256_of_lines(data.lines())
+    facts["prepared_sha256"] = sha256_of_lines(progress(data.lines(), "hashing", len(data)))
     return data

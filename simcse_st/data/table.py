@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simcse_st.data.columns import KNOWN_NAMES, ROLES, Columns, Mapped
-from simcse_st.data.rows import BAD_LABEL, Problems, Row, RowError, excerpt, sentence
+from simcse_st.data.rows import BAD_LABEL, Problems, Row, RowError, excerpt, progress, sentence
 from simcse_st.data.sources import Source
 from simcse_st.data.spool import Spool
 from simcse_st.errors import InputError
@@ -57,7 +57,7 @@ class Table:
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         """The label of each row, and its texts: premise and hypothesis, or anchor, positive and negatives, or one."""
-        for number, row in enumerate(self.spool):
+        for number, row in enumerate(progress(self.spool, "going through the rows", len(self.spool))):
             if self.chosen is None or self.chosen[number]:
                 yield row
 
