@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simcse_st.collator import SimCSECollator
     from simcse_st.errors import InputError, RunError
     from simcse_st.loss import SimCSELoss
+    from simcse_st.measuring import evaluate
     from simcse_st.modeling import build_model
     from simcse_st.preparing import prepare
     from simcse_st.recipe import Recipe, load_recipe
@@ -29,6 +30,7 @@ _HOME = {
     "SimCSETrainer": "training",
     "TrainResult": "training",
     "build_model": "modeling",
+    "evaluate": "measuring",
     "load_recipe": "recipe",
     "prepare": "preparing",
     "train": "training",
@@ -45,6 +47,7 @@ __all__ = [
     "SimCSETrainer",
     "TrainResult",
     "build_model",
+    "evaluate",
     "load_recipe",
     "prepare",
     "train",

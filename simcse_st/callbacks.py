@@ -26,6 +26,8 @@ from simcse_st.modeling import tensors_sha256, weights_sha256
 
 logger = logging.getLogger(__name__)
 
+_EARLY = 100  # steps
+
 Evaluator = Callable[[SentenceTransformer], dict[str, float]]
 
 
@@ -43,6 +45,8 @@ class STSCallback(TrainerCallback):
         base_metrics: The metrics of the untrained model; by default it is scored when training begins.
         history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
         step_facts: Gives what else to write beside a logged loss.
+        early_steps: In the first 100 steps, where geometry changes most, metrics are also written every so many steps;
+            these choose nothing.
 
     Attributes:
         base_metrics: The metrics before training.
@@ -67,6 +71,7 @@ class STSCallback(TrainerCallback):
         base_metrics: dict[str, float] | None = None,
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
+        early_steps: int | None = None,
     ) -> None:
         if eval_steps < 1:
             raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
@@ -76,12 +81,13 @@ class STSCallback(TrainerCallback):
         self.metric = metric
         self.history = Path(history) if history else None
         self.step_facts = step_facts or dict
+        self.early_steps = early_steps
         self.base_metrics = base_metrics or {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
         self.best_sha256 = ""
         self.seconds = 0.0
-        self._due = False
+        self._due = self._early = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -103,7 +109,11 @@ class STSCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Asks for a log entry when a score is due, so that the loss of this step is written before it."""
         self._due = state.global_step % self.eval_steps == 0 or state.global_step >= state.max_steps
-        if self._due:
+        early = (
+            self.early_steps is not None and state.global_step <= _EARLY and state.global_step % self.early_steps == 0
+        )
+        self._early = early and not self._due
+        if self._due or self._early:
             control.should_log = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -121,13 +131,15 @@ class STSCallback(TrainerCallback):
         if state.is_world_process_zero:
             record = {"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]}
             self._write({**record, **self.step_facts()})
-        if self._due:
-            self._due = False
+        if self._due or self._early:
             begin = time.perf_counter()
             # Several devices encode together; one of them scores and saves.
             with distributed_evaluation(kwargs["model"]) as scores:
-                if scores:
+                if scores and self._due:
                     self._keep_if_best(kwargs["model"], state, logs["loss"])
+                elif scores:
+                    self._score(kwargs["model"], state.global_step, "early")
+            self._due = self._early = False
             self.seconds += time.perf_counter() - begin
 
     def _keep_if_best(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
@@ -146,14 +158,14 @@ class STSCallback(TrainerCallback):
             remark,
         )  # fmt: skip
 
-    def _score(self, model: SentenceTransformer, step: int) -> dict[str, float]:
+    def _score(self, model: SentenceTransformer, step: int, key: str = "dev") -> dict[str, float]:
         try:
             metrics = self.evaluator(model)
         except InputError as error:
             raise RunError(f"step {step}: {error}") from error
         if not math.isfinite(metrics[self.metric]):
             raise RunError(f"{self.metric} is {metrics[self.metric]} at step {step}: are all embeddings the same?")
-        self._write({"step": step, "dev": metrics})
+        self._write({"step": step, key: metrics})
         return metrics
 
     def _save(self, model: SentenceTransformer) -> None:

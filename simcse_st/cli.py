@@ -105,6 +105,56 @@ def prepare(
 
 
 @app.command()
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Run folders, folders or hub ids; MODEL:cls or MODEL:mean reads its encoder so."),
+    ],
+    tasks: Annotated[
+        str, typer.Option("--tasks", metavar="TASK,...", help="Names of tasks or groups (default, sts, all).")
+    ] = "default",
+    pooling: Annotated[str | None, typer.Option("--pooling", help="How to read bare encoders: cls, mean.")] = None,
+    dev: Annotated[
+        str | None, typer.Option("--dev", metavar="FILE_OR_DATASET", help="Graded pairs in the place of STS-B dev.")
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option("--test", metavar="FILE_OR_DATASET", help="Graded pairs in the place of STS-B test.")
+    ] = None,
+    senteval: Annotated[
+        Path | None, typer.Option("--senteval", metavar="DIR", help="SentEval's folder with STS12-en-test and so on.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Folder of evaluation.json; by default that of a single run."),
+    ] = None,
+) -> None:
+    """Measure models side by side: STS, alignment and uniformity, retrieval."""
+    _quiet_libraries()
+
+    from simcse_st.data import Source
+    from simcse_st.measuring import RECORD
+    from simcse_st.measuring import evaluate as measure
+    from simcse_st.recipe import resolve
+    from simcse_st.report import evaluation_tables
+
+    if output is None:
+        is_run = len(models) == 1 and (Path(models[0]) / "recipe.yaml").is_file()
+        output = Path(models[0]) if is_run else Path("evaluation")
+    record = measure(
+        models,
+        tasks=tasks.split(","),
+        pooling=pooling,
+        dev=Source(resolve(dev), split="validation") if dev else None,
+        test=Source(resolve(test), split="test") if test else None,
+        senteval=senteval,
+        output=output,
+    )
+    for table in evaluation_tables(record):
+        _print_table(table.title, table.columns, table.rows)
+    print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes that ship with the package."""
     from simcse_st.recipe import shipped_recipes
@@ -173,19 +223,30 @@ def _quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _print_result(result: TrainResult) -> None:
+def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a file has no edge to wrap at
+    console.print(table)
+
+
+def _print_result(result: TrainResult) -> None:
     scores = result.results
-    table = Table(title=f"Spearman x100, weights of step {scores['best_step']} of {scores['total_steps']}")
-    for column in ("", "before", "after", "change"):
-        table.add_column(column, justify="left" if not column else "right")
+    rows = []
     for split in ("dev", "test"):
         before, after = scores["base"][split], scores[split]["spearman"]
         label = f"{split} ({scores[split]['pairs']:,} pairs)"
-        table.add_row(label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
-    Console().print(table)
+        rows.append([label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"])
+    title = f"Spearman x100, weights of step {scores['best_step']} of {scores['total_steps']}"
+    _print_table(title, ["", "before", "after", "change"], rows)
     seen = scores["batches"]
     masked = f", {seen['masked_cells']:,} cells masked" if seen["masked_cells"] else ""
     print(

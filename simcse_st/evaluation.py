@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import pearsonr, spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
 from simcse_st.errors import InputError
+from simcse_st.metrics import alignment, correlations, uniformity
 
 
 class STSEvaluator(BaseEvaluator):
@@ -24,6 +24,8 @@ class STSEvaluator(BaseEvaluator):
         sentences1: First sentences.
         sentences2: Second sentences.
         scores: Gold scores, on any scale.
+        paraphrases: Which pairs mean the same. With them, the metrics also hold ``alignment`` (over these pairs) and
+            ``uniformity`` (over the distinct sentences of all pairs).
         batch_size: Sentences of one forward pass.
         name: Prefix of the metrics' names.
 
@@ -37,6 +39,7 @@ class STSEvaluator(BaseEvaluator):
         sentences2: Sequence[str],
         scores: Sequence[float],
         *,
+        paraphrases: Sequence[bool] | None = None,
         batch_size: int = 64,
         name: str = "",
     ) -> None:
@@ -50,6 +53,7 @@ class STSEvaluator(BaseEvaluator):
         place = {sentence: index for index, sentence in enumerate(self.sentences)}
         self.first = torch.tensor([place[sentence] for sentence in sentences1])
         self.second = torch.tensor([place[sentence] for sentence in sentences2])
+        self.paraphrases = torch.tensor([number for number, same in enumerate(paraphrases or ()) if same])
         self.batch_size = batch_size
         self.name = name
         self.primary_metric = f"{name}_spearman" if name else "spearman"
@@ -66,19 +70,19 @@ class STSEvaluator(BaseEvaluator):
             steps: Not used.
 
         Returns:
-            ``{"spearman": ..., "pearson": ...}``, x100, not rounded.
+            ``{"spearman": ..., "pearson": ...}``, x100, not rounded; with paraphrases also ``alignment`` and
+            ``uniformity``.
 
         Raises:
             InputError: The model gives an embedding that is not finite, or the same similarity to all pairs.
         """
         embeddings = embed(model, self.sentences, self.batch_size)
-        cosines = (embeddings[self.first] * embeddings[self.second]).sum(dim=1).numpy()
-        if (cosines == cosines[0]).all():
-            raise InputError("the model gives all pairs the same similarity, so that nothing can be measured")
-        metrics = {
-            "spearman": 100 * float(spearmanr(self.scores, cosines).statistic),
-            "pearson": 100 * float(pearsonr(self.scores, cosines).statistic),
-        }
+        first, second = embeddings[self.first], embeddings[self.second]
+        found = correlations(self.scores, (first * second).sum(dim=1).tolist())
+        metrics = {"spearman": found["spearman"], "pearson": found["pearson"]}
+        if len(self.paraphrases):
+            metrics["alignment"] = alignment(first[self.paraphrases], second[self.paraphrases])
+            metrics["uniformity"] = uniformity(embeddings)
         return self.prefix_name_to_metrics(metrics, self.name)
 
 

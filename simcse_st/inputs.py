@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import platform
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,6 @@ from simcse_st.preparing import load_data, state_data
 from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
-
-_PACKAGES = (
-    "simcse-st",
-    "sentence-transformers",
-    "transformers",
-    "torch",
-    "datasets",
-    "huggingface_hub",
-    "scipy",
-    "numpy",
-)
 
 
 @dataclass(frozen=True)
@@ -157,17 +144,3 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     )  # fmt: skip
     if recipe.data.kind == "sentences":
         logger.info("hint     a loss near zero and an early best step are normal here: two views are easily matched")
-
-
-def environment_of(inputs: Inputs, devices: int) -> dict[str, Any]:
-    """What a run runs on, for ``environment.json``."""
-    device = inputs.model.device
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "devices": devices,
-        "threads": torch.get_num_threads(),
-        "precision": inputs.precision,
-    }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import is_offline_mode
+from huggingface_hub import is_offline_mode, snapshot_download
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -100,6 +100,13 @@ def weights_sha256(model: nn.Module) -> str:
     return tensors_sha256(model.state_dict())
 
 
+def model_sha256(model: SentenceTransformer) -> str:
+    """SHA-256 over all that makes a model's embeddings: weights, kinds and settings of its modules, length, prompts."""
+    modules: list[Any] = [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in model]
+    settings = [modules, model.max_seq_length, model.prompts, model.default_prompt_name]
+    return hashlib.sha256(f"{weights_sha256(model)} {json.dumps(settings, sort_keys=True)}".encode()).hexdigest()
+
+
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over tensors: names, types, shapes and values."""
     digest = hashlib.sha256()
@@ -143,6 +150,27 @@ def load_tokenizer(base: str | Path, revision: str | None = None) -> Any:
     path = encoder_path(base)
     with _errors_of_loading(base, path):
         return AutoTokenizer.from_pretrained(path, revision=revision)
+
+
+def fetch_model(name: str) -> Path:
+    """A hub model's files on this disk, in a folder named by the commit.
+
+    Models are loaded from such a folder and not by their names: where ``modules.json`` cannot be fetched, Sentence
+    Transformers would read the encoder through its mean without an error.
+
+    Args:
+        name: The hub id.
+
+    Raises:
+        InputError: There is no such model, or it is out of reach.
+    """
+    path = encoder_path(name)
+    other = ["*.onnx", "onnx/*", "openvino/*", "*.h5", "*.ot", "*.msgpack", "*.tflite", "coreml/*", "*.gguf"]
+    with _errors_of_loading(name, path):
+        folder = Path(snapshot_download(path, ignore_patterns=[*other, "*.bin"]))
+        if not list(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(path, ignore_patterns=other))
+        return folder
 
 
 @contextlib.contextmanager

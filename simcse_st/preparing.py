@@ -51,8 +51,8 @@ def load_data(recipe: Recipe) -> RecipeData:
     """
     if recipe.data.kind == "sentences":
         _check_idle(recipe)
-    dev = load_graded_pairs(_source(recipe.data.dev, "validation"))
-    test = load_graded_pairs(_source(recipe.data.test, "test"))
+    dev = load_graded_pairs(source_of(recipe.data.dev, "validation"))
+    test = load_graded_pairs(source_of(recipe.data.test, "test"))
     train = _load_training_data(recipe)
     _check_expected(recipe, train)
     return RecipeData(train, dev, test)
@@ -154,7 +154,7 @@ def _load_training_data(recipe: Recipe) -> TrainingData:
         sample_rows=sample.rows if sample else None,
         sample_seed=sample.seed if sample else 0,
     )
-    source = _source(data.train, "train")
+    source = source_of(data.train, "train")
     if data.kind == "sentences":
         return load_sentences(source, reading)
     return load_pairs(
@@ -166,7 +166,13 @@ def _load_training_data(recipe: Recipe) -> TrainingData:
     )
 
 
-def _source(reference: str | list[str] | HubDataset, default_split: str) -> Source:
+def source_of(reference: str | list[str] | HubDataset, default_split: str) -> Source:
+    """The source that a key of a recipe names.
+
+    Args:
+        reference: The key's value.
+        default_split: The split of a hub data set that names none.
+    """
     if isinstance(reference, HubDataset):
         split = reference.split or default_split
         return Source(

@@ -205,6 +205,8 @@ class TrainingSection(_Section):
     """``auto`` is fp16 on a CUDA GPU, fp32 elsewhere. The loss is computed in float32 in any case."""
     eval_steps: int = Field(default=50, gt=0)
     """Dev is scored every so many steps, and at the end; the best step's weights are kept."""
+    early_steps: int | None = Field(default=10, gt=0)
+    """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
 
 
 class Recipe(_Section):

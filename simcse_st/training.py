@@ -21,12 +21,13 @@ from transformers.trainer_callback import ProgressCallback
 from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import load_template, render_card
 from simcse_st.collator import SimCSECollator
+from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.folder import check_folder, make_folder, write_json
-from simcse_st.inputs import Inputs, environment_of, load_inputs, state_inputs
+from simcse_st.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
-from simcse_st.modeling import weights_sha256
+from simcse_st.modeling import model_sha256, weights_sha256
 from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,10 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
     args = _arguments(recipe, inputs, folder / "checkpoints", process.num_processes)
-    dev, test = (STSEvaluator(part.sentences1, part.sentences2, part.scores) for part in (inputs.dev, inputs.test))
+    dev, test = (
+        STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
+        for part in (inputs.dev, inputs.test)
+    )
     base: dict[str, dict[str, float]] = {"dev": {}, "test": {}}
     with distributed_evaluation(inputs.model) as scores:
         if scores:
@@ -80,7 +84,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
             logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
 
     # Nothing has been written so far; what fails from here on is a failed run.
-    environment = environment_of(inputs, process.num_processes)
+    environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
     if process.is_main_process:
         make_folder(folder, recipe.to_yaml())
         write_json(folder / "manifest.json", inputs.manifest)
@@ -92,6 +96,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         eval_steps=recipe.training.eval_steps,
         base_metrics=base["dev"],
         history=folder / "history.jsonl",
+        early_steps=recipe.training.early_steps,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
     )
     begin = time.perf_counter()
@@ -115,6 +120,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
         "test": {**test(model), "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
+        "model_sha256": model_sha256(model),
         "train_seconds": seconds,
         "sentences_per_second": loss.seen.sentences / seconds,
         "batches": loss.seen.summary(),

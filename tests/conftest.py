@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import string
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from helpers import sentences
 from hub import Hub, serve
-from simcse_st import build_model
+from simcse_st import Recipe, build_model, load_recipe
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -51,6 +53,30 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_base: Path) -> SentenceTransformer:
     """The tiny encoder with pooling and normalisation, dropout off."""
     return build_model(tiny_base, device="cpu").eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Training rows with 0 to 2 hard negatives, and graded pairs whose gold is the share of common words."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = sentences(160)
+    with (folder / "train.jsonl").open("w") as file:
+        for i in range(40):
+            row = {"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80 : i + 80 + i % 3]}
+            file.write(json.dumps(row) + "\n")
+    for split, begin in (("dev", 0), ("test", 60)):
+        rows = [(texts[begin + i], texts[begin + i + 1 + i % 3], f"{i % 6}.0") for i in range(50)]
+        (folder / f"{split}.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def tiny_recipe(tiny_data: Path, tiny_base: Path) -> Recipe:
+    """Ten steps on the tiny data."""
+    keys = {f"data.{split}": tiny_data / f"{split}.csv" for split in ("dev", "test")}
+    keys |= {"data.train": tiny_data / "train.jsonl", "model.base": tiny_base, "model.sha256": "null", "name": "tiny"}
+    keys |= {"training.batch_size": 8, "training.epochs": 2, "training.eval_steps": 3, "training.learning_rate": 0.001}
+    return load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()])
 
 
 @pytest.fixture(scope="session")

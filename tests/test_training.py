@@ -34,27 +34,14 @@ from simcse_st.modeling import weights_sha256
 from simcse_st.training import _keep
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Training rows with 0 to 2 hard negatives, and graded pairs whose gold is the share of common words."""
-    folder = tmp_path_factory.mktemp("data")
-    texts = sentences(160)
-    with (folder / "train.jsonl").open("w") as file:
-        for i in range(40):
-            row = {"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80 : i + 80 + i % 3]}
-            file.write(json.dumps(row) + "\n")
-    for split, begin in (("dev", 0), ("test", 60)):
-        rows = [(texts[begin + i], texts[begin + i + 1 + i % 3], f"{i % 6}.0") for i in range(50)]
-        (folder / f"{split}.csv").write_text("".join(",".join(row) + "\n" for row in rows))
-    return folder
+@pytest.fixture
+def data(tiny_data: Path) -> Path:
+    return tiny_data
 
 
 @pytest.fixture
-def recipe(data: Path, tiny_base: Path) -> Recipe:
-    keys = {f"data.{split}": data / f"{split}.csv" for split in ("dev", "test")}
-    keys |= {"data.train": data / "train.jsonl", "model.base": tiny_base, "model.sha256": "null", "name": "tiny"}
-    keys |= {"training.batch_size": 8, "training.epochs": 2, "training.eval_steps": 3, "training.learning_rate": 0.001}
-    return load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()])
+def recipe(tiny_recipe: Recipe) -> Recipe:
+    return tiny_recipe
 
 
 def history(folder: Path) -> list[dict]:

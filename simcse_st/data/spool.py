@@ -132,6 +132,10 @@ class Digests:
             mask[of_part[np.unique(digests[of_part], return_index=True)[1]]] = True
         return mask
 
+    def sha256(self) -> str:
+        """One checksum over all of them in their order."""
+        return hashlib.sha256(self._bytes).hexdigest()
+
     def distinct(self) -> int:
         """How many different ones there are."""
         return int(self.first().sum())

@@ -12,6 +12,7 @@ from typing import Any
 from simcse_st.data.formats import DELIMITED, file_format, first_line, read_file
 from simcse_st.data.rows import Row, RowError, excerpt, sentence
 from simcse_st.data.sources import Source, file_record
+from simcse_st.data.spool import Digests
 from simcse_st.errors import InputError
 
 Graded = tuple[str, str, float]
@@ -27,6 +28,7 @@ _HEADERLESS: Columns = ("1", "2", "3")
 # STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources.
 _OFFICIAL: Columns = ("6", "7", "5")
 HIGHEST_SCORE = 5.0
+PARAPHRASE = 4.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class GradedPairs:
     def __len__(self) -> int:
         """The number of pairs."""
         return len(self.scores)
+
+    def paraphrases(self) -> list[bool]:
+        """Which pairs mean the same: gold at least 4 of 5 (as Wang & Isola 2020 and the paper take them)."""
+        return [gold >= PARAPHRASE for gold in self.gold_of_5()]
 
     def gold_of_5(self) -> list[float]:
         """The gold scores on the scale 0 to 5, whatever their own is."""
@@ -100,7 +106,11 @@ def _graded(pairs: list[Graded], name: str, facts: dict[str, Any], scale: float 
     if len(set(scores)) == 1:
         raise InputError(f"{name}: all {len(scores)} scores are {scores[0]:g}, so nothing can be measured")
     scale = scale or (1.0 if max(scores) <= 1 else HIGHEST_SCORE)
-    return GradedPairs(sentences1, sentences2, scores, scale, {**facts, "pairs": len(scores), "scale": scale})
+    digests = Digests()
+    for first, second, score in pairs:
+        digests.add(first, second, repr(score))
+    facts = {**facts, "pairs": len(scores), "scale": scale, "pairs_sha256": digests.sha256()}
+    return GradedPairs(sentences1, sentences2, scores, scale, facts)
 
 
 def _rows(source: Source) -> Iterator[tuple[Row, Columns, str]]:

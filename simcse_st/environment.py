@@ -1,0 +1,39 @@
+"""What a command runs on, for its records."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+import torch
+
+_PACKAGES = (
+    "simcse-st",
+    "sentence-transformers",
+    "transformers",
+    "torch",
+    "datasets",
+    "huggingface_hub",
+    "scipy",
+    "numpy",
+)
+
+
+def describe_environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
+    """Versions, device and precision.
+
+    Args:
+        device: Where the model is.
+        precision: What it computes in.
+        devices: The number of processes.
+    """
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+    }

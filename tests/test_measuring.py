@@ -1,0 +1,231 @@
+"""Any models side by side: known scores, plain recomputation, each sentence once, each test score once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from simcse_st import InputError, Recipe, build_model, evaluate, train
+from simcse_st.data import Source
+from simcse_st.measuring import TASKS, task_names
+from simcse_st.report import evaluation_tables
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs") / "tiny"
+
+
+@pytest.fixture
+def tiny_run(run: Path, tiny_recipe: Recipe) -> Path:
+    """A finished run, made once."""
+    if not run.exists():
+        train(tiny_recipe, run)
+    return run
+
+
+def read_csv(path: Path) -> list[tuple[str, str, float]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [(first, second, float(score)) for first, second, score in csv.reader(file)]
+
+
+def test_a_run_is_measured_on_its_own_data_and_its_test_score_is_that_of_the_record(
+    tiny_run: Path, tiny_data: Path, tmp_path: Path
+):
+    record = evaluate([str(tiny_run)], output=tmp_path)
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == record
+    results = json.loads((tiny_run / "results.json").read_text())
+    (model,) = record["models"]
+    tasks = model["tasks"]
+    assert tasks["test"]["from"] == "results.json"
+    assert tasks["test"]["spearman"] == results["test"]["spearman"]
+    assert "from" not in tasks["dev"]
+    assert tasks["dev"]["spearman"] == pytest.approx(results["dev"]["spearman"], abs=1e-9)
+    assert tasks["geometry"]["alignment"] == pytest.approx(results["dev"]["alignment"], rel=1e-9)
+    assert tasks["geometry"]["uniformity"] == pytest.approx(results["dev"]["uniformity"], rel=1e-9)
+    assert model["modules"] == ["Transformer", "Pooling(cls)", "Normalize"]
+
+    # All of it again from the model alone.
+    pairs = read_csv(tiny_data / "dev.csv")
+    stock = SentenceTransformer(str(tiny_run / "model"), device="cpu")
+    texts = list(dict.fromkeys(text for first, second, _ in pairs for text in (first, second)))
+    vectors = dict(zip(texts, stock.encode(texts).astype(np.float64), strict=True))
+    cosines = [float(vectors[first] @ vectors[second]) for first, second, _ in pairs]
+    assert tasks["dev"]["spearman"] == pytest.approx(
+        100 * spearmanr([p[2] for p in pairs], cosines).statistic, abs=1e-4
+    )
+    alike = [(first, second) for first, second, gold in pairs if gold >= 4]
+    assert tasks["geometry"]["pairs"] == tasks["retrieval"]["n"] == len(alike) == 16
+    assert tasks["geometry"]["sentences"] == tasks["retrieval"]["sentences"] == len(texts)
+    ranks = []
+    for first, second in alike:
+        of_answer = vectors[first] @ vectors[second]
+        ranks.append(
+            1 + sum(vectors[first] @ vectors[text] >= of_answer for text in texts if text not in (first, second))
+        )
+    assert tasks["retrieval"]["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    worst = max((cosine, pair) for cosine, pair in zip(cosines, pairs, strict=True) if pair[2] <= 1)
+    assert tasks["mistakes"]["overrated"][0]["sentence1"] == worst[1][0]
+    assert tasks["mistakes"]["overrated"][0]["cosine"] == pytest.approx(worst[0], abs=1e-5)
+    assert sum(band["n"] for band in tasks["gold-scores"]) == 50
+
+
+def test_changed_weights_or_another_pooling_are_scored_anew(tiny_run: Path, tmp_path: Path):
+    changed = tmp_path / "changed"
+    shutil.copytree(tiny_run, changed)
+    weights = changed / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(name for name in tensors if "word_embeddings" in name)
+    save_file({**tensors, name: tensors[name] + torch.randn_like(tensors[name])}, weights, metadata={"format": "pt"})
+    repooled = tmp_path / "repooled"
+    shutil.copytree(tiny_run, repooled)
+    pooling = repooled / "model" / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('"cls"', '"mean"'))
+    record = evaluate(
+        [str(tiny_run), f"{tiny_run}/model:mean", str(changed), str(repooled)], tasks=["test"], output=tmp_path
+    )
+    scores = [model["tasks"]["test"] for model in record["models"]]
+    assert [score.get("from") for score in scores] == ["results.json", None, None, None]
+    assert scores[1]["spearman"] == pytest.approx(scores[3]["spearman"])
+    assert len({score["spearman"] for score in scores}) == 3
+    # A second time, all of it is in the record.
+    again = evaluate([str(changed), f"{tiny_run}/model:mean"], tasks=["test"], output=tmp_path)
+    assert [model["tasks"]["test"]["from"] for model in again["models"]] == ["evaluation.json"] * 2
+    assert [model["tasks"]["test"]["spearman"] for model in again["models"]] == [
+        scores[2]["spearman"],
+        scores[1]["spearman"],
+    ]
+
+
+def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch):
+    encoded: list[str] = []
+    encode = SentenceTransformer.encode
+
+    def counted(self: SentenceTransformer, texts: list[str], **options: object) -> object:
+        encoded.extend(texts)
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", counted)
+    dev, test = (Source(str(tiny_data / f"{split}.csv")) for split in ("dev", "test"))
+    evaluate([str(tiny_base)], pooling="mean", dev=dev, test=test)
+    texts = {text for split in ("dev", "test") for pair in read_csv(tiny_data / f"{split}.csv") for text in pair[:2]}
+    assert len(encoded) == len(set(encoded)) == len(texts)
+
+
+def test_models_of_different_sizes_stand_side_by_side(tiny_base: Path, tiny_run: Path, minilm: Path, tiny_data: Path):
+    models = [str(tiny_run), f"{tiny_base}:mean", f"{minilm}:cls"]
+    record = evaluate(models, dev=Source(str(tiny_data / "dev.csv")), test=Source(str(tiny_data / "test.csv")))
+    assert [model["dimension"] for model in record["models"]] == [32, 32, 384]
+    assert [model["modules"][1] for model in record["models"]] == ["Pooling(cls)", "Pooling(mean)", "Pooling(cls)"]
+    tables = evaluation_tables(record)
+    assert [len(table.rows) for table in tables] == [3, 3]
+    lines = tables[0].markdown().splitlines()
+    assert lines[2].count("|") == lines[3].count("|") == lines[4].count("|") == 9
+    assert f"{record['models'][2]['tasks']['dev']['spearman']:.2f}" in lines[6]
+
+
+def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
+    texts = ["a b c", "b c d", "x y", "z", "p q r s", "a", "b", "c", "d", "e f", "g h i", "j"]
+    parts = {"one": ([5, 1, 3, 2, 0], 0), "two": ([0.5, 4, 2.5, 1, 3.5, 0], 6)}
+    for year in range(12, 17):
+        folder = tmp_path / f"STS{year}-en-test"
+        folder.mkdir()
+        for name, (gold, begin) in parts.items():
+            rows = [f"{texts[(begin + i) % 12]}\t{texts[(begin + i * 5 + 1) % 12]}" for i in range(len(gold))]
+            (folder / f"STS.input.{name}.txt").write_text("\n".join(rows) + "\n")
+            (folder / f"STS.gs.{name}.txt").write_text("\n".join(map(str, gold)) + "\n")
+    (tmp_path / "SICK").mkdir()
+    rows = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score", "1\ta b\tc\t1.5", "2\tb\tz\t4.5", "3\tx\ty\t3"]
+    (tmp_path / "SICK" / "SICK_test_annotated.txt").write_text("\n".join(rows) + "\n")
+    test = tmp_path / "test.csv"
+    test.write_text("a b,c,1\nb,z,2\nx,y x,3\n")
+    record = evaluate([f"{tiny_base}:mean"], tasks=["sts"], test=Source(str(test)), senteval=tmp_path)
+    tasks = record["models"][0]["tasks"]
+
+    stock = build_model(tiny_base, pooling="mean", device="cpu")
+    golds, cosines = [], []
+    for gold, begin in parts.values():
+        for i, score in enumerate(gold):
+            first, second = stock.encode([texts[(begin + i) % 12], texts[(begin + i * 5 + 1) % 12]])
+            golds.append(score)
+            cosines.append(float(first @ second))
+    assert tasks["sts14"]["all"] == pytest.approx(100 * spearmanr(golds, cosines).statistic, abs=1e-9)
+    split = [100 * spearmanr(golds[a:b], cosines[a:b]).statistic for a, b in ((0, 5), (5, 11))]
+    assert tasks["sts14"]["mean"] == pytest.approx(sum(split) / 2, abs=1e-9)
+    assert tasks["sts14"]["wmean"] == pytest.approx((5 * split[0] + 6 * split[1]) / 11, abs=1e-9)
+    years = [tasks[f"sts{year}"]["all"] for year in range(12, 17)]
+    expected = (sum(years) + tasks["test"]["spearman"] + tasks["sick-r"]["spearman"]) / 7
+    assert tasks["average"]["all"] == pytest.approx(expected, abs=1e-9)
+    (table,) = evaluation_tables(record)
+    assert "'all'" in table.title
+    assert table.columns[1:] == [f"STS{y}\nn 11" for y in range(12, 17)] + ["STS-B\nn 3", "SICK-R\nn 3", "average"]
+    assert table.rows[0][3] == f"{tasks['sts14']['all']:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["dev", "retreival"]}, "--tasks: no task 'retreival': did you mean 'retrieval'"),
+        ({"tasks": []}, "--tasks: none is given; known: 'all', "),
+        ({"pooling": "max"}, "--pooling max: "),
+        ({"models": []}, "no model to evaluate"),
+        ({"models": ["./nowhere"]}, "there is no folder './nowhere'"),
+        ({"models": ["nobody/nothing"]}, "'nobody/nothing' cannot be loaded from the Hugging Face Hub"),
+        ({"models": ["BASE"]}, "BASE is a bare encoder: say how .* --pooling mean or as BASE:mean"),
+        ({"models": ["UNFINISHED"]}, "UNFINISHED is a run folder without a model: that run did not end"),
+        ({"models": ["NAN"]}, "the model's embedding of '.*' is not finite"),
+        ({"tasks": ["sts12"], "senteval": "/nowhere"}, "--senteval: /nowhere/STS12-en-test: no such file or folder"),
+        ({"dev": "CONSTANT"}, "all 2 scores are 3"),
+        ({"dev": "LOW"}, "geometry and retrieval need dev pairs with gold >= 4 of 5: there is none"),
+    ],
+)
+def test_what_cannot_be_measured(options: dict, message: str, tiny_base: Path, tiny_data: Path, tmp_path: Path):
+    (tmp_path / "CONSTANT").with_suffix(".csv").write_text("a,b,3\nc,d,3\n")
+    (tmp_path / "LOW").with_suffix(".csv").write_text("a,b,3\nc,d,2\n")
+    shutil.copytree(tiny_base, tmp_path / "BASE")
+    (tmp_path / "UNFINISHED").mkdir()
+    (tmp_path / "UNFINISHED" / "recipe.yaml").write_text("model: {base: x}\ndata: {train: x.jsonl}\n")
+    broken = build_model(tiny_base, device="cpu")
+    with torch.no_grad():
+        broken[0].auto_model.embeddings.word_embeddings.weight[5] = float("nan")
+    broken.save_pretrained(str(tmp_path / "NAN"), create_model_card=False)
+    models = [str(tmp_path / name) if name.isupper() else name for name in options.get("models", [f"{tiny_base}:cls"])]
+    dev = str(tmp_path / options["dev"]) + ".csv" if "dev" in options else str(tiny_data / "dev.csv")
+    rest = {key: value for key, value in options.items() if key not in ("models", "dev")}
+    with pytest.raises(InputError, match=message.replace("BASE", str(tmp_path / "BASE"))):
+        evaluate(models, dev=Source(dev), test=Source(str(tiny_data / "test.csv")), output=tmp_path / "out", **rest)
+    assert not (tmp_path / "out").exists()
+
+
+def test_groups_of_tasks():
+    assert task_names(["sts"]) == ["test", "sts12", "sts13", "sts14", "sts15", "sts16", "sick-r"]
+    assert task_names(["retrieval", "dev", "retrieval"]) == ["dev", "retrieval"]
+    assert task_names(["all"]) == list(TASKS)
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_minilm_has_the_scores_that_the_public_leaderboard_gives_it(minilm: Path, shared_data: Path):
+    stsb = shared_data / "stsb"
+    sources = {split: Source(str(stsb / f"{split}.csv")) for split in ("dev", "test")}
+    record = evaluate(
+        [str(minilm)], tasks=["default", "sts12", "sts13", "sts14", "sts15", "sts16"],
+        senteval=shared_data / "senteval-sts", **sources,
+    )  # fmt: skip
+    tasks = record["models"][0]["tasks"]
+    assert [tasks[f"sts{y}"]["all"] for y in range(12, 17)] == pytest.approx(
+        [72.37, 80.60, 75.59, 85.39, 78.99], abs=0.01
+    )
+    assert [tasks[f"sts{y}"]["n"] for y in range(12, 17)] == [3108, 1500, 3750, 3000, 1186]
+    assert (tasks["dev"]["spearman"], tasks["test"]["spearman"]) == pytest.approx((86.72, 82.03), abs=0.01)
+    assert (tasks["geometry"]["pairs"], tasks["geometry"]["sentences"], tasks["retrieval"]["n"]) == (264, 2910, 264)
+    print({key: tasks[key] for key in ("geometry", "retrieval")})
