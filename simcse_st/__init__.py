@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simcse_st.callbacks import LossCallback, STSCallback
     from simcse_st.collator import SimCSECollator
     from simcse_st.errors import InputError, RunError
+    from simcse_st.experiments import ablate, train_seeds
     from simcse_st.loss import SimCSELoss
     from simcse_st.measuring import evaluate
     from simcse_st.modeling import build_model
@@ -29,11 +30,13 @@ _HOME = {
     "SimCSELoss": "loss",
     "SimCSETrainer": "training",
     "TrainResult": "training",
+    "ablate": "experiments",
     "build_model": "modeling",
     "evaluate": "measuring",
     "load_recipe": "recipe",
     "prepare": "preparing",
     "train": "training",
+    "train_seeds": "experiments",
 }
 
 __all__ = [
@@ -46,11 +49,13 @@ __all__ = [
     "SimCSELoss",
     "SimCSETrainer",
     "TrainResult",
+    "ablate",
     "build_model",
     "evaluate",
     "load_recipe",
     "prepare",
     "train",
+    "train_seeds",
 ]
 
 

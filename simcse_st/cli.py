@@ -16,6 +16,7 @@ from simcse_st.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from simcse_st.recipe import Recipe
+    from simcse_st.report import Table
     from simcse_st.training import TrainResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -65,21 +66,56 @@ def train(
         Path | None, typer.Option("--output", metavar="DIR", help="The run folder; by default runs/NAME.")
     ] = None,
     overwrite: _Overwrite = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N,...", help="Run under each of these seeds; finished ones are kept."),
+    ] = None,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
     chosen = _load_recipe(recipe, base, data, overrides)
+    numbers = _numbers(seeds)
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    import simcse_st.training
+    with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
+        if numbers:
+            from simcse_st.experiments import seeds_table, train_seeds
+
+            _print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
+        else:
+            from simcse_st import training
+
+            _print_result(training.train(chosen, output, overwrite=overwrite))
+
+
+@app.command()
+def ablate(
+    recipe: _RecipeName,
+    without: Annotated[
+        str, typer.Option("--without", metavar="PART,...", help="What to leave out, e.g. hard-negatives.")
+    ],
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N,...", help="The seeds of both runs of a pair.")] = "42",
+    base: _Base = None,
+    data: _Data = None,
+    overrides: _Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="The folder; by default runs/NAME-ablation.")
+    ] = None,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Run a recipe with and without some of its parts, and compare the pairs."""
+    chosen = _load_recipe(recipe, base, data, overrides)
+    numbers = _numbers(seeds)
+    _quiet_libraries()
+
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from simcse_st import experiments
 
     with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
-        result = simcse_st.training.train(chosen, output, overwrite=overwrite)
-    if _first_process():
-        with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the run a failure
-            _print_result(result)
-            sys.stdout.flush()
+        record = experiments.ablate(chosen, without.split(","), numbers, output, overwrite=overwrite)
+    _print_tables(experiments.ablation_tables(record))
 
 
 @app.command()
@@ -127,6 +163,9 @@ def evaluate(
         Path | None,
         typer.Option("--output", metavar="DIR", help="Folder of evaluation.json; by default that of a single run."),
     ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw pictures too (pip install 'simcse-st[plot]').")
+    ] = False,
 ) -> None:
     """Measure models side by side: STS, alignment and uniformity, retrieval."""
     _quiet_libraries()
@@ -148,10 +187,33 @@ def evaluate(
         test=Source(resolve(test), split="test") if test else None,
         senteval=senteval,
         output=output,
+        figures=figures,
     )
-    for table in evaluation_tables(record):
-        _print_table(table.title, table.columns, table.rows)
+    _print_tables(evaluation_tables(record))
     print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")
+
+
+@app.command()
+def report(
+    places: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders and evaluation.json files.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="Write report.md and report.json there.")
+    ] = None,
+) -> None:
+    """Put runs and evaluated models into one table, with what the paper reports."""
+    from simcse_st import report as reporting
+    from simcse_st.folder import write_json
+
+    record = reporting.report(places)
+    table = reporting.report_table(record)
+    _print_tables([table])
+    if output is not None:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            (output / "report.md").write_text(table.markdown(), encoding="utf-8")
+            write_json(output / "report.json", record)
+        except OSError as error:
+            raise InputError(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
 
 
 @app.command()
@@ -176,6 +238,13 @@ def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[
     if data is not None:
         short += [f"data.train={json.dumps(data)}", "data.sample=null"]
     return load_recipe(name, [*short, *(overrides or ())])
+
+
+def _numbers(seeds: str | None) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")] if seeds is not None else []
+    except ValueError:
+        raise InputError(f"--seeds {seeds}: give whole numbers with commas between them, e.g. 42,43,44") from None
 
 
 def main() -> None:
@@ -223,35 +292,39 @@ def _quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+def _print_tables(tables: list[Table]) -> None:
+    if not _first_process():
+        return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
     console = Console()
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
-    console.print(table)
+    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the command a failure
+        for table in tables:
+            drawn = RichTable(title=table.title)
+            for number, column in enumerate(table.columns):
+                drawn.add_column(column, justify="right" if number else "left", overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*row)
+            console.print(drawn)
+        sys.stdout.flush()
 
 
 def _print_result(result: TrainResult) -> None:
-    scores = result.results
-    rows = []
-    for split in ("dev", "test"):
-        before, after = scores["base"][split], scores[split]["spearman"]
-        label = f"{split} ({scores[split]['pairs']:,} pairs)"
-        rows.append([label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"])
-    title = f"Spearman x100, weights of step {scores['best_step']} of {scores['total_steps']}"
-    _print_table(title, ["", "before", "after", "change"], rows)
-    seen = scores["batches"]
+    from simcse_st.report import run_table
+
+    _print_tables([run_table(result.results)])
+    if not _first_process():
+        return
+    scores, seen = result.results, result.results["batches"]
     masked = f", {seen['masked_cells']:,} cells masked" if seen["masked_cells"] else ""
-    print(
-        f"{scores['train_seconds']:.0f} s of training, {scores['sentences_per_second']:.0f} sentences/s\n"
-        f"an anchor saw {seen['mean_negatives']:.1f} negatives on average, "
-        f"{seen['fewest_negatives']} to {seen['most_negatives']}{masked}\n"
-        f"model: {result.folder / 'model'}"
-    )
+    with contextlib.suppress(BrokenPipeError):
+        print(
+            f"{scores['train_seconds']:.0f} s of training, {scores['sentences_per_second']:.0f} sentences/s\n"
+            f"an anchor saw {seen['mean_negatives']:.1f} negatives on average, "
+            f"{seen['fewest_negatives']} to {seen['most_negatives']}{masked}\n"
+            f"model: {result.folder / 'model'}"
+        )
+        sys.stdout.flush()

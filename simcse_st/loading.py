@@ -75,11 +75,14 @@ def _find(place: str) -> tuple[Path, str | None, dict[str, Any]]:
         return path, None, {}
     if not (path / "model" / "modules.json").is_file() or not (path / "results.json").is_file():
         raise InputError(f"{place} is a run folder without a model: that run did not end")
-    results, manifest = (json.loads((path / name).read_text("utf-8")) for name in ("results.json", "manifest.json"))
-    test, pairs_sha256 = results["test"], manifest["test"].get("pairs_sha256", "")
-    score = {"spearman": test["spearman"], "pearson": test["pearson"], "n": test["pairs"]}
-    known = {pairs_sha256: {**score, "pairs_sha256": pairs_sha256, "from": "results.json"}}
-    return path / "model", None, {"model_sha256": results.get("model_sha256"), **known}
+    try:
+        results, manifest = (json.loads((path / name).read_text("utf-8")) for name in ("results.json", "manifest.json"))
+        test, pairs_sha256 = results["test"], manifest["test"]["pairs_sha256"]
+        score = {"spearman": test["spearman"], "pearson": test["pearson"], "n": test["pairs"]}
+        known = {pairs_sha256: {**score, "pairs_sha256": pairs_sha256, "from": "results.json"}}
+        return path / "model", None, {"model_sha256": results["model_sha256"], **known}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{place}: its results.json or manifest.json cannot be read: {error!r}") from None
 
 
 def _load_stack(folder: Path, device: str | None) -> SentenceTransformer:

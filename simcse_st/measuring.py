@@ -15,6 +15,7 @@ from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.evaluation import embed
+from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.loading import load_model
 from simcse_st.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
 from simcse_st.modeling import POOLINGS
@@ -48,6 +49,7 @@ def evaluate(
     test: Source | None = None,
     senteval: str | Path | None = None,
     output: str | Path | None = None,
+    figures: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Measures models.
@@ -60,7 +62,9 @@ def evaluate(
         test: The same for test.
         senteval: The folder that holds SentEval's ``STS12-en-test`` ... and ``SICK``; by default STS12-16 and SICK-R
             come from the hub (there without their subsets).
-        output: A folder for ``evaluation.json``; what it says of the same weights and data is used again.
+        output: A folder for ``evaluation.json``; what it says of the same model and data is used again.
+        figures: Whether to draw pictures into ``output/figures``: cosine against gold score, alignment against
+            uniformity, and of run folders the dev score and the loss over the steps.
         device: Where to compute.
 
     Returns:
@@ -74,14 +78,20 @@ def evaluate(
         raise InputError("no model to evaluate")
     if pooling and pooling not in POOLINGS:
         raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
+    if figures:
+        if not output:
+            raise ValueError("figures need an output folder")
+        check_matplotlib()
     data = _load_data(wanted, references, dev, test, senteval)
     path = Path(output) / RECORD if output else None
-    earlier = json.loads(path.read_text("utf-8"))["models"] if path and path.is_file() else []
-    measured = []
+    earlier = _earlier(path) if path and path.is_file() else []
+    measured: list[dict[str, Any]] = []
+    dev_cosines: dict[str, list[float]] = {}
     for reference in references:
         loaded = load_model(reference, pooling, device)
         known = {**_known_scores(earlier, loaded.facts["model_sha256"]), **loaded.known}
-        measured.append({"name": loaded.name, **loaded.facts, "tasks": _measure(wanted, data, loaded.model, known)})
+        results, dev_cosines[loaded.name] = _measure(wanted, data, loaded.model, known)
+        measured.append({"name": loaded.name, **loaded.facts, "tasks": results})
     record = {
         "protocol": PROTOCOL,
         "data": {name: pairs.facts for name, pairs in data.items()},
@@ -90,6 +100,8 @@ def evaluate(
     }
     if path:
         _write(path, record)
+    if path and figures:
+        _draw(record, references, data, dev_cosines, path.parent / "figures")
     return record
 
 
@@ -142,6 +154,17 @@ def _source_of_run(references: Sequence[str], split: str) -> Source:
     return Source("sentence-transformers/stsb", split=default)
 
 
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """The models of a record that stands there already."""
+    try:
+        models = json.loads(path.read_text("utf-8"))["models"]
+        if all(isinstance(model["tasks"], dict) and isinstance(model["model_sha256"], str) for model in models):
+            return list(models)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise InputError(f"{path} is no record of this command: delete it, or choose another --output")
+
+
 def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str, dict[str, Any]]:
     """What an earlier record says of the same model, by the checksum of the pairs."""
     known = {}
@@ -155,8 +178,8 @@ def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str,
 
 def _measure(
     tasks: Sequence[str], data: dict[str, GradedPairs], model: SentenceTransformer, known: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """All results of one model. A set that is known already is not scored again."""
+) -> tuple[dict[str, Any], list[float]]:
+    """All results of one model, and the cosines of the dev pairs. A set that is known already is not scored again."""
     of_record = {
         name: known[pairs.facts["pairs_sha256"]]
         for name, pairs in data.items()
@@ -181,7 +204,7 @@ def _measure(
     if set(GROUPS["sts"]) <= results.keys():
         of_tasks = [results[task].get("all", results[task].get("spearman")) for task in GROUPS["sts"]]
         results["average"] = {"all": sum(of_tasks) / len(of_tasks), "over": list(GROUPS["sts"])}
-    return results
+    return results, _cosines(data["dev"], place, embeddings) if "dev" in needed else []
 
 
 def _measure_on_dev(
@@ -249,6 +272,27 @@ def _cosines(pairs: GradedPairs, place: dict[str, int], embeddings: Tensor) -> l
 def _sentences(sets: Iterable[GradedPairs]) -> list[str]:
     """All distinct sentences."""
     return list(dict.fromkeys(text for pairs in sets for text in (*pairs.sentences1, *pairs.sentences2)))
+
+
+def _draw(
+    record: dict[str, Any],
+    references: Sequence[str],
+    data: dict[str, GradedPairs],
+    dev_cosines: dict[str, list[float]],
+    folder: Path,
+) -> None:
+    if all(dev_cosines.values()) and dev_cosines:
+        draw_gold_cosine(dev_cosines, data["dev"].gold_of_5(), folder / "gold_cosine.png")
+    geometry = {model["name"]: model["tasks"]["geometry"] for model in record["models"] if "geometry" in model["tasks"]}
+    if geometry:
+        draw_geometry(geometry, folder / "alignment_uniformity.png")
+    histories = {
+        reference: [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        for reference in references
+        if (path := Path(reference).expanduser() / "history.jsonl").is_file()
+    }
+    if histories:
+        draw_training(histories, folder / "training.png")
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

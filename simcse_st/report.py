@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from simcse_st.errors import InputError
+
+# Gao, Yao & Chen 2021, tables 1 and D.1 (BERT-base): STS-B dev and test.
+REPORTED = (
+    {"name": "paper, supervised BERT-base (reported)", "kind": "supervised", "dev": 86.20, "test": 84.25},
+    {"name": "paper, unsupervised BERT-base (reported)", "kind": "unsupervised", "dev": 82.50, "test": 76.85},
+)
+_STSB = {"dev": 1500, "test": 1379}
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,17 @@ class Table:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
+
+
+def run_table(results: dict[str, Any]) -> Table:
+    """A run's scores before and after training."""
+    rows = []
+    for split in ("dev", "test"):
+        before, after = results["base"][split], results[split]["spearman"]
+        label = f"{split} ({results[split]['pairs']:,} pairs)"
+        rows.append([label, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"])
+    title = f"Spearman x100, weights of step {results['best_step']} of {results['total_steps']}"
+    return Table(title, ["", "before", "after", "change"], rows)
 
 
 # Of each column: its head, and where its number and the number of what it is over stand in a model's results.
@@ -96,3 +118,100 @@ def _gold_table(models: list[dict[str, Any]]) -> Table:
         for model in models
     ]
     return Table("Median cosine of dev pairs by their rounded gold score", ["", *heads], rows)
+
+
+def plus_minus(spread: dict[str, Any], sign: str = "") -> str:
+    """``mean ± standard deviation``, the latter only where there is one."""
+    deviation = "" if spread["sd"] is None else f" ± {spread['sd']:.2f}"
+    return f"{spread['mean']:{sign}.2f}{deviation}"
+
+
+def report(places: Sequence[str]) -> dict[str, Any]:
+    """Puts runs and evaluations side by side, and beside what the paper reports.
+
+    Args:
+        places: Run folders; folders of :func:`~simcse_st.experiments.train_seeds`; ``evaluation.json`` files or their
+            folders.
+
+    Returns:
+        ``systems``: each with ``name``, ``dev``, ``test``, ``n`` and, where known, ``step``, ``alignment``,
+        ``uniformity``, ``recipe``, ``gap`` (to the paper's, dev against dev and test against test). The paper's rows
+        are there if any system was measured on all of STS-B.
+
+    Raises:
+        InputError: A place holds no record.
+    """
+    systems = [system for place in places for system in _systems(Path(place).expanduser())]
+    if not systems:
+        raise InputError("nothing to report: name run folders or evaluation.json files")
+    comparable = [system for system in systems if system["n"] == _STSB]
+    for system in comparable:
+        paper = next((row for row in REPORTED if row["kind"] == system.get("kind")), None)
+        if paper:
+            system["gap"] = {split: system[split] - float(str(paper[split])) for split in _STSB}
+    reported = [{**row, "n": _STSB, "reported": True} for row in REPORTED] if comparable else []
+    return {"systems": [*systems, *reported]}
+
+
+def report_table(record: dict[str, Any]) -> Table:
+    """The benchmark table of a report."""
+    sizes = {tuple(system["n"].values()) for system in record["systems"]}
+    one_size = len(sizes) == 1
+    rows = []
+    for system in record["systems"]:
+        scores = [f"{system[split]:.2f}" for split in _STSB]
+        if not one_size:
+            scores = [f"{score} (n {system['n'][split]:,})" for score, split in zip(scores, _STSB, strict=True)]
+        geometry = [f"{system[key]:.3f}" if system.get(key) is not None else "" for key in ("alignment", "uniformity")]
+        gap = [f"{system['gap'][split]:+.2f}" if "gap" in system else "" for split in _STSB]
+        step = f"{system['step']} of {system['steps']}" if "step" in system else ""
+        rows.append([system["name"], *scores, *geometry, *gap, step, str(system.get("recipe", ""))])
+    heads = ["dev", "test", "alignment", "uniformity", "gap to paper, dev", "gap, test", "kept step", "recipe"]
+    over = "".join(f", {split} n {size:,}" for split, size in record["systems"][0]["n"].items()) if one_size else ""
+    return Table(f"Spearman x100 of cosine similarity{over}; alignment and uniformity of dev", ["", *heads], rows)
+
+
+def _systems(place: Path) -> list[dict[str, Any]]:
+    if (place / "results.json").is_file():
+        return [_of_run(place)]
+    if (place / "seeds.json").is_file():
+        return [_of_run(run) for run in sorted(place.glob("seed-*")) if (run / "results.json").is_file()]
+    record = place if place.is_file() else place / "evaluation.json"
+    if not record.is_file():
+        raise InputError(f"{place}: no results.json, seeds.json or evaluation.json of a finished command")
+    return [_of_model(model, record) for model in _read(record)["models"]]
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    results, manifest = _read(folder / "results.json"), _read(folder / "manifest.json")
+    dev = results["dev"]
+    return {
+        "name": str(folder),
+        "kind": "unsupervised" if "sentences" in manifest["train"] else "supervised",
+        **{split: results[split]["spearman"] for split in _STSB},
+        "n": {split: results[split]["pairs"] for split in _STSB},
+        **{key: dev[key] for key in ("alignment", "uniformity") if key in dev},
+        "step": results["best_step"],
+        "steps": results["total_steps"],
+        "recipe": results["recipe"],
+    }
+
+
+def _of_model(model: dict[str, Any], record: Path) -> dict[str, Any]:
+    tasks = model["tasks"]
+    if not {"dev", "test"} <= tasks.keys():
+        raise InputError(f"{record}: {model['name']} was not measured on dev and test: run evaluate with these tasks")
+    geometry = tasks.get("geometry", {})
+    return {
+        "name": model["name"],
+        **{split: tasks[split]["spearman"] for split in _STSB},
+        "n": {split: tasks[split]["n"] for split in _STSB},
+        **{key: geometry[key] for key in ("alignment", "uniformity") if key in geometry},
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read as a record: {' '.join(str(error).split())}") from None

@@ -1,0 +1,154 @@
+"""Several seeds, and a recipe against itself without one part: what is run, what is compared, what is kept."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from simcse_st import InputError, Recipe, ablate, load_recipe, train, train_seeds
+from simcse_st.experiments import ABLATIONS, ablation_tables, seeds_table
+from simcse_st.report import report, report_table
+
+
+@pytest.fixture
+def short(tiny_recipe: Recipe) -> Recipe:
+    training = tiny_recipe.training.model_copy(update={"max_steps": 4, "eval_steps": 2})
+    return tiny_recipe.model_copy(update={"training": training})
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_seeds_are_run_once_each_and_summed_up(short: Recipe, tmp_path: Path):
+    record = train_seeds(short, [1, 2], tmp_path / "seeds")
+    scores = [results(tmp_path / "seeds" / f"seed-{seed}")["test"]["spearman"] for seed in (1, 2)]
+    assert [run["test"] for run in record["seeds"]] == scores
+    assert scores[0] != scores[1]
+    assert record["test"]["mean"] == pytest.approx(sum(scores) / 2)
+    assert record["test"]["sd"] == pytest.approx(statistics.stdev(scores))
+    assert json.loads((tmp_path / "seeds" / "seeds.json").read_text())["test"] == record["test"]
+    alone = train(short.model_copy(update={"seed": 2}), tmp_path / "alone")
+    assert alone.results["weights_sha256"] == results(tmp_path / "seeds" / "seed-2")["weights_sha256"]
+
+    # One seed more, after an interruption: what is finished is not touched, what is not is run.
+    first = tmp_path / "seeds" / "seed-1" / "results.json"
+    before = first.stat().st_mtime_ns
+    (tmp_path / "seeds" / "seed-2" / "results.json").unlink()
+    again = train_seeds(short, [1, 2, 3], tmp_path / "seeds")
+    assert first.stat().st_mtime_ns == before
+    assert [run["test"] for run in again["seeds"]][:2] == scores
+    table = seeds_table(again)
+    assert [row[0] for row in table.rows] == ["1", "2", "3", "mean ± standard deviation"]
+    assert table.rows[-1][3] == f"{again['test']['mean']:.2f} ± {again['test']['sd']:.2f}"
+    with pytest.raises(InputError, match="seed-1 holds a run of another recipe"):
+        train_seeds(short.model_copy(update={"description": "other"}), [1], tmp_path / "seeds")
+
+
+def test_an_ablation_compares_runs_that_differ_in_one_key(short: Recipe, tmp_path: Path):
+    record = ablate(short, ["hard-negatives"], [1, 2], tmp_path / "ablation")
+    part = record["without"]["hard-negatives"]
+    assert (part["key"], part["value"]) == ("data.hard_negatives", False)
+    gains = []
+    for seed, pair in zip((1, 2), part["seeds"], strict=True):
+        folders = [tmp_path / "ablation" / kind / f"seed-{seed}" for kind in ("full", "without-hard-negatives")]
+        recipes = [load_recipe(folder / "recipe.yaml").model_dump() for folder in folders]
+        assert [recipe["data"].pop("hard_negatives") for recipe in recipes] == [True, False]
+        names = [recipe.pop("name") for recipe in recipes]
+        assert names == [f"tiny-seed-{seed}", f"tiny-without-hard-negatives-seed-{seed}"]
+        assert recipes[0] == recipes[1]
+        scores = [results(folder) for folder in folders]
+        assert pair["difference"]["dev"] == scores[0]["dev"]["spearman"] - scores[1]["dev"]["spearman"]
+        assert pair["difference"]["test"] == scores[0]["test"]["spearman"] - scores[1]["test"]["spearman"]
+        gains.append(pair["difference"]["dev"])
+        of_step = [
+            {
+                line["step"]: line["dev"]["spearman"]
+                for line in map(json.loads, (folder / "history.jsonl").open())
+                if "dev" in line
+            }
+            for folder in folders
+        ]
+        assert pair["dev_difference_of_step"] == {step: of_step[0][step] - of_step[1][step] for step in (0, 2, 4)}
+        assert pair["dev_difference_of_step"][0] == 0
+        assert pair["dev_difference_of_step"][4] != 0
+    assert part["difference"]["dev"]["mean"] == pytest.approx(statistics.mean(gains))
+    assert part["difference"]["dev"]["sd"] == pytest.approx(statistics.stdev(gains))
+    assert [step["step"] for step in part["steps"]] == [2, 4]
+    kept, by_step = ablation_tables(record)
+    assert [row[1] for row in kept.rows] == ["1", "2", "mean ± sd"]
+    assert kept.rows[-1][6] == f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
+    assert [row[1] for row in by_step.rows] == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("without", "seeds", "message"),
+    [
+        (["hard-negative"], [1], "--without: no part 'hard-negative': did you mean 'hard-negatives'"),
+        (["masking"], [1], "--without masking: tiny has loss.mask_false_negatives=False already"),
+        ([], [1], "--without: name a part; known: 'hard-negatives'"),
+        (["hard-negatives"], [], "--seeds: give different whole numbers"),
+        (["hard-negatives"], [1, 1], "--seeds: give different whole numbers"),
+    ],
+)
+def test_what_cannot_be_compared(without: list[str], seeds: list[int], message: str, short: Recipe, tmp_path: Path):
+    with pytest.raises(InputError, match=message):
+        ablate(short, without, seeds, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_part_is_a_key_of_the_recipe(name: str):
+    section, key, value = ABLATIONS[name]
+    assert getattr(getattr(load_recipe("quickstart"), section), key) is not None
+    assert load_recipe("snli-unsup", [f"{section}.{key}={json.dumps(value)}"])
+
+
+def fake_run(folder: Path, dev: float, test: float, sizes: tuple[int, int], unsupervised: bool = False) -> Path:
+    """The records of a run, as far as a report reads them."""
+    folder.mkdir()
+    scores = {
+        "recipe": "r", "best_step": 3, "total_steps": 9,
+        "dev": {"spearman": dev, "pairs": sizes[0], "alignment": 0.25, "uniformity": -2.5},
+        "test": {"spearman": test, "pairs": sizes[1]},
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(scores))
+    (folder / "manifest.json").write_text(json.dumps({"train": {"sentences": 9} if unsupervised else {"pairs": 9}}))
+    return folder
+
+
+def test_a_report_compares_like_with_like(tmp_path: Path):
+    sup = fake_run(tmp_path / "sup", 82.05, 78.75, (1500, 1379))
+    unsup = fake_run(tmp_path / "unsup", 76.92, 68.33, (1500, 1379), unsupervised=True)
+    small = fake_run(tmp_path / "small", 60, 70, (132, 132))
+    tasks = {"dev": {"spearman": 59.31, "n": 1500}, "test": {"spearman": 47.29, "n": 1379}}
+    (tmp_path / "evaluation.json").write_text(json.dumps({"models": [{"name": "bert:mean", "tasks": tasks}]}))
+    record = report([str(sup), str(unsup), str(tmp_path / "evaluation.json")])
+    names = [system["name"] for system in record["systems"]]
+    assert names == [
+        str(sup),
+        str(unsup),
+        "bert:mean",
+        "paper, supervised BERT-base (reported)",
+        "paper, unsupervised BERT-base (reported)",
+    ]
+    assert record["systems"][0]["gap"] == pytest.approx({"dev": 82.05 - 86.20, "test": 78.75 - 84.25})
+    assert record["systems"][1]["gap"] == pytest.approx({"dev": 76.92 - 82.50, "test": 68.33 - 76.85})
+    assert "gap" not in record["systems"][2]
+    table = report_table(record)
+    assert table.rows[0] == [str(sup), "82.05", "78.75", "0.250", "-2.500", "-4.15", "-5.50", "3 of 9", "r"]
+    assert "dev n 1,500, test n 1,379" in table.title
+
+    # A run on other data is not measured against the paper, and says what it is over.
+    (other,) = report([str(small)])["systems"]
+    assert "gap" not in other
+    mixed = report_table(report([str(sup), str(small)]))
+    assert mixed.rows[1][1] == "60.00 (n 132)"
+    with pytest.raises(InputError, match="nowhere: no results.json, seeds.json or evaluation.json"):
+        report([str(tmp_path / "nowhere")])
+    (sup / "results.json").write_text("{")
+    with pytest.raises(InputError, match="results.json: cannot be read as a record"):
+        report([str(sup)])
