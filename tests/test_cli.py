@@ -160,3 +160,32 @@ def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     assert run(["--debug", "train", "none.yaml"], monkeypatch) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["evaluate", "x", "--tasks", "devv"], "--tasks: no task 'devv': did you mean 'dev'"),
+        (["evaluate", "./nowhere", "--dev", "d.csv", "--test", "d.csv"], "model.base: there is no folder './nowhere'"),
+        (["evaluate", "./nowhere", "--dev", "none.csv"], "none.csv: no such file"),
+        (["report", "nowhere"], "nowhere: no results.json, seeds.json or evaluation.json"),
+        (["ablate", "quickstart", "--without", "negatives"], "--without: no part 'negatives': did you mean "),
+        (["ablate", "quickstart", "--without", "hard-negatives", "--seeds", "1,x"], "--seeds 1,x: give whole numbers"),
+        (["train", "--seeds", ""], "--seeds : give whole numbers with commas"),
+        (["train", "--seeds", "1,1"], "--seeds: give different whole numbers"),
+        (["prepare", "quickstart", "--data", "none.tsv"], "none.tsv: no such file"),
+        (["prepare", "quickstart", "--set", "data.strct=false"], "--set: unknown key 'data.strct': did you mean"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_other_commands_say_what_is_wrong_too(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    Path("d.csv").write_text("a,b,5\nc,d,2\n")
+    assert run(argv, monkeypatch) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"simcse-st: {message}")
+    assert captured.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv"]
