@@ -20,6 +20,11 @@ _PACKAGES = (
 )
 
 
+def package_versions() -> dict[str, str]:
+    """The versions of the packages that a result depends on."""
+    return {name: metadata.version(name) for name in _PACKAGES}
+
+
 def describe_environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
     """Versions, device and precision.
 
@@ -31,7 +36,7 @@ def describe_environment(device: torch.device, precision: str, devices: int = 1)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "devices": devices,
         "threads": torch.get_num_threads(),

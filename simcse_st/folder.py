@@ -10,6 +10,11 @@ from typing import Any
 from simcse_st.errors import InputError
 
 MARK = "recipe.yaml"
+# All that any command leaves in a folder of its own.
+_RECORDS = (
+    MARK, "manifest.json", "environment.json", "history.jsonl", "results.json", "evaluation.json", "train.jsonl",
+    "figures", "model", "checkpoints",
+)  # fmt: skip
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -37,14 +42,16 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def make_folder(folder: Path, recipe: str) -> None:
-    """Makes the folder, empty but for the recipe.
+    """Makes the folder without what an earlier command left there, and puts the recipe into it.
 
     Args:
         folder: The folder.
         recipe: The recipe as YAML.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():  # not the folder itself, which may be a link or the working directory
+    for old in map(folder.joinpath, _RECORDS):  # nothing else: a user's own files may stand beside them
+        if not old.exists() and not old.is_symlink():
+            continue
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
         else:

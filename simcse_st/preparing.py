@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os.path
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simcse_st.data import (
     GradedPairs,
@@ -19,10 +19,15 @@ from simcse_st.data import (
     load_sentences,
     truncation,
 )
+from simcse_st.data.rows import listed
+from simcse_st.environment import package_versions
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import check_folder, make_folder, write_json
 from simcse_st.modeling import load_tokenizer
 from simcse_st.recipe import HubDataset, Recipe, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +42,13 @@ class RecipeData:
     dev: GradedPairs
     test: GradedPairs
 
-    def manifest(self, tokenizer: Callable[..., Any], max_length: int) -> dict[str, Any]:
+    def manifest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Any]:
         """What identifies the data, with what the training length cuts off."""
         cut = truncation(tokenizer, self.train.texts(), max_length)
+        name = Path(tokenizer.name_or_path)
+        cut["tokenizer"] = (
+            name.name if name.is_absolute() else str(name)
+        )  # a folder of this machine is its own business
         return {"train": {**self.train.facts, "truncation": cut}, "dev": self.dev.facts, "test": self.test.facts}
 
 
@@ -88,7 +97,8 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
         finally:
             unfinished.unlink(missing_ok=True)
         outputs = [{"file": TRAIN_FILE, "rows": len(data.train), "sha256": data.train.facts["prepared_sha256"]}]
-        write_json(folder / "manifest.json", {**manifest, "outputs": outputs})
+        packages = package_versions()
+        write_json(folder / "manifest.json", {**manifest, "outputs": outputs, "packages": packages})
     except OSError as error:
         raise RunError(f"{folder}: cannot be written: {error.strerror}") from error
     return folder
@@ -99,15 +109,15 @@ def state_data(recipe: Recipe, manifest: dict[str, Any]) -> None:
     facts, cut = manifest["train"], manifest["train"]["truncation"]
     for split in ("train", "dev", "test"):
         for layout in manifest[split]["columns"] if split != "train" else ():
-            if layout.startswith("without"):
+            if layout.startswith("without") or layout.startswith("SentEval"):
                 logger.info("%-8s %s: read %s", split, _first_source(manifest[split]), layout)
-    positions = [f"{role} in {', '.join(names)}" for role, names in facts["columns"].items() if names[0].isdigit()]
-    if positions:
-        logger.info("columns  without a header: %s", "; ".join(positions))
     if facts["columns_left_out"]:
-        logger.warning("columns  %s hold no text role and are left out", ", ".join(facts["columns_left_out"]))
+        logger.warning("columns  %s hold no text role and are left out", listed(facts["columns_left_out"]))
     if recipe.data.kind == "sentences":
-        logger.info("data     %d distinct sentences of %d rows", facts["sentences"], facts["rows_read"])
+        logger.info(
+            "data     %d distinct sentences of %d rows: %d texts, %d more were blank",
+            facts["sentences"], facts["rows_read"], facts["texts"], facts["blank_texts"],
+        )  # fmt: skip
     else:
         logger.info(
             "data     %d pairs of %d rows; %d (%.1f%%) have a hard negative, %d hard negatives in all",
@@ -117,6 +127,15 @@ def state_data(recipe: Recipe, manifest: dict[str, Any]) -> None:
     dropped = [f"{count} {reason.replace('_', ' ')}" for reason, count in facts["dropped"].items() if count]
     if dropped:
         logger.info("dropped  %s", ", ".join(dropped))
+    if facts["words_for_nothing"]:
+        words = ", ".join(f"{word!r} ({count} times)" for word, count in facts["words_for_nothing"].items())
+        logger.warning(
+            "odd      hard negatives that read %s are trained on as texts: leave the cell empty for none", words
+        )
+    for source in facts["sources"]:
+        if "quotes" in source:
+            way = "as in a CSV" if source["quotes"] == "csv" else "characters of the text"
+            logger.info("quotes   in %s are %s", source["file"], way)
     for line in facts["unusable_rows"]:
         logger.warning("unusable %s", line)
     logger.info(
@@ -154,7 +173,7 @@ def _load_training_data(recipe: Recipe) -> TrainingData:
         sample_rows=sample.rows if sample else None,
         sample_seed=sample.seed if sample else 0,
     )
-    source = source_of(data.train, "train")
+    source = source_of(data.train, "train", None if data.quotes is None else data.quotes == "csv")
     if data.kind == "sentences":
         return load_sentences(source, reading)
     return load_pairs(
@@ -166,12 +185,13 @@ def _load_training_data(recipe: Recipe) -> TrainingData:
     )
 
 
-def source_of(reference: str | list[str] | HubDataset, default_split: str) -> Source:
+def source_of(reference: str | list[str] | HubDataset, default_split: str, quotes: bool | None = None) -> Source:
     """The source that a key of a recipe names.
 
     Args:
         reference: The key's value.
         default_split: The split of a hub data set that names none.
+        quotes: As :class:`~simcse_st.data.Source` takes it.
     """
     if isinstance(reference, HubDataset):
         split = reference.split or default_split
@@ -179,8 +199,8 @@ def source_of(reference: str | list[str] | HubDataset, default_split: str) -> So
             reference.dataset, reference.config, split, reference.revision, reference.files, reference.streaming
         )
     if isinstance(reference, list):
-        return Source(tuple(map(resolve, reference)))
-    return Source(resolve(reference), split=default_split)
+        return Source(tuple(map(resolve, reference)), quotes=quotes)
+    return Source(resolve(reference), split=default_split, quotes=quotes)
 
 
 def _check_expected(recipe: Recipe, train: TrainingData) -> None:
@@ -192,9 +212,11 @@ def _check_expected(recipe: Recipe, train: TrainingData) -> None:
     expect, reference = recipe.data.expect, recipe.data.train
     if expect is None:
         return
+    if isinstance(reference, list):
+        raise InputError("data.expect is about one source, but data.train is a list: join the files, or leave it out")
     name = reference.dataset if isinstance(reference, HubDataset) else reference
-    if isinstance(name, list) or expect.source not in (name, Path(name).name):
-        logger.info("expect   is about %s, so nothing is expected of this data", expect.source)
+    if os.path.normpath(expect.source) not in (os.path.normpath(name), Path(name).name):
+        logger.warning("expect   is about %s, so nothing is expected of %s", expect.source, name)
         return
     found = {**train.facts, "sha256": train.facts["sources"][0].get("sha256")}
     about = {"source"} if recipe.data.hard_negatives else {"source", "pairs_with_hard_negative"}
@@ -203,5 +225,5 @@ def _check_expected(recipe: Recipe, train: TrainingData) -> None:
         begin, elided, end = str(wanted).partition("...")
         same = str(value).startswith(begin) and str(value).endswith(end) if elided else value == wanted
         if not same:
-            got = "is not known of it" if value is None else f"is {value}"
-            raise InputError(f"data.expect.{key} is {wanted}, but of {expect.source} it {got}")
+            got = f"of {expect.source} it is {value}" if value is not None else f"{expect.source} has none"
+            raise InputError(f"data.expect.{key} is {wanted}, but {got}")

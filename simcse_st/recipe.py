@@ -172,7 +172,8 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
     # Of a key that takes several types, the member that got furthest is the one that was meant.
     first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
-    path = [str(part) for part in first["loc"] if not str(part).endswith(("str", "HubDataset"))]
+    # Which member of a union was tried is no part of the key.
+    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
     above = [name for name in origin if f"{key}.".startswith(f"{name}.")]

@@ -64,7 +64,7 @@ class NLISection(_Section):
     """A pair for every entailment row, or only for the first of every premise."""
     hard_negatives: Literal["first", "all", "random"] = "first"
     """Of the contradictions of the very same premise: the first in file order, all, or one at random."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0)
     """Which one at random."""
 
 
@@ -92,7 +92,7 @@ class Sample(_Section):
 
     rows: int = Field(gt=0)
     """How many rows to keep, in file order."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0)
     """Which ones."""
 
 
@@ -138,6 +138,8 @@ class DataSection(_Section):
     """Graded sentence pairs that are scored once, on the kept weights."""
     columns: Columns | None = None
     """Which columns hold what, where their names do not tell."""
+    quotes: Literal["csv", "text"] | None = None
+    """Of a TSV: whether quotes around a field are those of a CSV or belong to its text, if the file does not tell."""
     nli: NLISection = NLISection()
     """How labelled rows become pairs."""
     hard_negatives: bool = True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import pickle
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -170,14 +173,15 @@ def test_columns_of_other_names_are_told(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "columns", "message"),
     [
-        ({"a": "x", "positive": "y"}, {"anchor": "b"}, "data.columns.anchor: no column 'b' in .*rows.jsonl:1; found the columns a, positive"),
-        ({"a": "x", "b": "y"}, {"anchor": "a"}, "rows.jsonl:1: no column for the positive: found the columns a, b; name it by data.columns.positive"),
+        ({"a": "x", "positive": "y"}, {"anchor": "b"}, "data.columns.anchor: no column 'b' in .*rows.jsonl:1; found the columns 'a', 'positive'"),
+        ({"a": "x", "b": "y"}, {"anchor": "a"}, "rows.jsonl:1: no column for the positive: found the columns 'a', 'b'; name it by data.columns.positive"),
         ({"a": "x", "b": "y"}, {"anchor": "a", "positive": "a"}, "one column in two roles: a, a"),
+        ({"a": "x", "b": "y"}, {"anchr": "a"}, "data.columns: no role 'anchr': did you mean 'anchor'"),
         ({"a": "x", "b": "y"}, {"anchor": "a", "label": "b"}, "anchor, label are not the roles of one kind of data"),
         ({"a": "x", "b": "y"}, {"anchor": "a", "positive": "b", "negative": "c"}, "no column 'c' in any row of .*rows.jsonl"),
         ({"query": "x", "question": "z", "answer": "y"}, {}, "query and question might both be the anchor: choose by data.columns.anchor"),
         ({"anchor": "x", "positive": "y", "label": 0}, {}, "a label beside anchor and positive: if it tells the positive pairs, keep those only"),
-        ({"sentence1": "x", "sentence2": "y", "label": 0}, {}, "found the columns sentence1, sentence2, label, but need premise"),
+        ({"sentence1": "x", "sentence2": "y", "label": 0}, {}, "found the columns 'sentence1', 'sentence2', 'label', but need premise"),
         ({"anchor": "x", "positive": "y"}, {"anchor": 1, "positive": 2}, "data.columns by numbers is for CSV and TSV"),
     ],
 )  # fmt: skip
@@ -197,6 +201,12 @@ def test_files_without_a_header_are_read_by_numbers(tmp_path: Path):
     (tmp_path / "t.csv").write_text("positive,anchor,id,negative\nb,a,7,c\n")
     with pytest.raises(InputError, match="t.csv:1: this is a header: give data.columns by its names, not by numbers"):
         load_pairs(Source(str(tmp_path / "t.csv")), reading)
+    (tmp_path / "t.csv").write_text("title,body,id,negative\nb,a,7,c\n")
+    with pytest.raises(InputError, match="t.csv:1: this is a header"):
+        load_pairs(Source(str(tmp_path / "t.csv")), reading)
+    (tmp_path / "t.csv").write_text("a, x\tb\tc,3,4\n")
+    with pytest.raises(InputError, match="t.csv:1: a tab in the first row: is it tab-separated"):
+        load_pairs(Source(str(tmp_path / "t.csv")), reading)
 
 
 def test_several_files_are_one_source_in_the_order_of_their_names(tmp_path: Path):
@@ -213,6 +223,43 @@ def test_several_files_are_one_source_in_the_order_of_their_names(tmp_path: Path
     jsonl(tmp_path / "d.jsonl", [{"anchor": "a", "positive": "b"}])
     with pytest.raises(InputError, match="d.jsonl:1: pairs, where labelled rows came before"):
         load_pairs(Source(str(tmp_path / "*.*")))
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path):
+    jsonl(tmp_path / "a.jsonl", [{"anchor": "a", "positive": "b"}])
+    with pytest.raises(InputError, match="a.jsonl is named twice: its rows would count twice"):
+        load_pairs(Source([tmp_path / "a.jsonl", tmp_path / "*.jsonl"]))
+
+
+def test_words_that_stand_for_nothing_are_counted(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("anchor,positive,negative\na,b,None\nc,d,nan\ne,f,None\ng,h,\n")
+    pairs = load_pairs(tmp_path / "t.csv")
+    assert [row[2] for row in pairs] == [["None"], ["nan"], ["None"], []]
+    assert pairs.facts["words_for_nothing"] == {"None": 2, "nan": 1}
+
+
+def test_a_premise_with_thousands_of_rows_takes_no_time_for_each_pair_of_them(tmp_path: Path):
+    rows = nli(*[("p", f"e{i}", 0) for i in range(20_000)], *[("p", f"c{i}", 2) for i in range(20_000)])
+    source = jsonl(tmp_path / "nli.jsonl", rows)
+    begin = time.perf_counter()
+    pairs = load_pairs(source)
+    assert {row[2][0] for row in pairs} == {"c0"}
+    assert time.perf_counter() - begin < 10  # with all contradictions listed for each pair it is minutes
+
+
+def test_rules_and_readings_that_do_not_exist():
+    with pytest.raises(InputError, match="hard_negatives is 'lsat': did you mean 'last'|hard_negatives is 'lsat': "):
+        NLIRule(hard_negatives="lsat")
+    with pytest.raises(InputError, match="sample_rows must be at least 1, not -1"):
+        Reading(sample_rows=-1)
+
+
+def test_a_data_set_stays_usable_when_what_it_was_made_of_is_gone(tmp_path: Path):
+    source = jsonl(tmp_path / "rows.jsonl", [{"anchor": "a", "positive": "b"}] * 20)
+    dataset = load_pairs(source).dataset()
+    gc.collect()
+    again = pickle.loads(pickle.dumps(dataset))  # as worker processes get it
+    assert again[19] == {"anchor": "a", "positive": "b", "negative": []}
 
 
 def test_a_sample_is_fixed_by_its_seed_and_keeps_the_order(tmp_path: Path):
@@ -260,7 +307,7 @@ def test_rows_that_cannot_be_used_are_counted_drops_if_that_is_wanted(tmp_path: 
     pairs = load_pairs(source, Reading(strict=False))
     assert list(pairs) == [("a", "b", []), ("c", "d", ["e"])]
     assert pairs.facts["rows_read"] == 6
-    assert pairs.facts["dropped"] == {"no_consensus": 0, "blank": 2, "too_long": 0, "broken": 1, "not_text": 1}
+    assert pairs.facts["dropped"] == {"no_consensus": 0, "too_long": 0, "broken": 1, "blank": 2, "not_text": 1}
     assert [line.split("rows.jsonl:")[1][:2] for line in pairs.facts["unusable_rows"]] == ["2:", "3:", "4:"]
     with pytest.raises(InputError, match="rows.jsonl:2: not a JSON object"):
         load_pairs(source)

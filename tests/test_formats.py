@@ -121,7 +121,75 @@ def test_plain_text_is_read_as_it_is(tmp_path: Path):
     (tmp_path / "t.txt").write_bytes(b'a "quote\r\n\tb\n\n a "quote\na "quote')
     sentences = load_sentences(Source(str(tmp_path / "t.txt")))
     assert [text for (text,) in sentences] == ['a "quote', "\tb", ' a "quote']
-    assert (sentences.facts["dropped"]["blank"], sentences.facts["dropped"]["duplicate"]) == (1, 1)
+    assert [sentences.facts[key] for key in ("texts", "blank_texts", "duplicate_texts", "sentences")] == [4, 1, 1, 3]
+
+
+def tsv(path: Path, *lines: str) -> Source:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Source(str(path))
+
+
+def test_a_tsv_shows_itself_what_its_quotes_are_or_is_refused(tmp_path: Path):
+    head = "anchor\tpositive"
+    path = tmp_path / "t.tsv"
+    # As spreadsheets write it: in quotes where there is a comma or a quote.
+    quoted = tsv(path, head, '"A man, in a hat."\tb', 'c\t"say ""hi"""')
+    assert list(load_pairs(quoted)) == [("A man, in a hat.", "b", []), ("c", 'say "hi"', [])]
+    assert load_pairs(quoted).facts["sources"][0]["quotes"] == "csv"
+    bare = tsv(path, head, '"A man, in a hat."\tb', 'c\tsay "hi"')
+    assert list(load_pairs(bare)) == [('"A man, in a hat."', "b", []), ("c", 'say "hi"', [])]
+    assert load_pairs(bare).facts["sources"][0]["quotes"] == "text"
+    inch = tsv(path, head, '5" disk\tx', '"Yes, sir."\t"No."')
+    assert [row[1] for row in load_pairs(inch)] == ["x", '"No."']
+    tabs = tsv(path, head, '"with\ta tab"\tb')
+    assert list(load_pairs(tabs)) == [("with\ta tab", "b", [])]
+    none = tsv(path, head, "a\tb")
+    assert "quotes" not in load_pairs(none).facts["sources"][0]
+    unclear = tsv(path, head, '"A man, in a hat."\tb')
+    with pytest.raises(InputError, match="t.tsv:2: do the quotes around a field belong to its text.*set data.quotes"):
+        load_pairs(unclear)
+    for quotes, anchor in ((True, "A man, in a hat."), (False, '"A man, in a hat."')):
+        assert next(iter(load_pairs(Source(str(path), quotes=quotes))))[0] == anchor
+
+
+def test_columns_without_a_name_are_named_in_the_log_too(tmp_path: Path):
+    (tmp_path / "t.csv").write_text(",anchor,positive\n0,a,b\n")
+    assert load_pairs(tmp_path / "t.csv").facts["columns_left_out"] == [""]
+
+
+def test_a_table_of_one_column_is_one_of_sentences(tmp_path: Path):
+    (tmp_path / "t.csv").write_text('text\n"hello, there"\nbye\n')
+    assert list(load_sentences(tmp_path / "t.csv").texts()) == ["hello, there", "bye"]
+
+
+def test_parquet_of_odd_types(tmp_path: Path):
+    import datetime
+
+    table = pa.table(
+        {
+            "when": pa.array([datetime.date(2020, 1, 1), None]),
+            "premise": pa.array(["p", "q"]).dictionary_encode(),
+            "hypothesis": pa.array(["h", "i"], pa.large_string()),
+            "label": pa.array([0, None], pa.int8()),
+            "raw": pa.array([b"x", b"y"]),
+        }
+    )
+    for features in (b"no JSON", b'{"info": {"features": null}}', b'{"info": {"features": {"label": [1], "raw": {}}}}'):
+        pq.write_table(table.replace_schema_metadata({b"huggingface": features}), tmp_path / "t.parquet")
+        pairs = load_pairs(tmp_path / "t.parquet")
+        assert list(pairs) == [("p", "h", [])]
+        assert (pairs.facts["dropped"]["no_consensus"], pairs.facts["columns_left_out"]) == (1, ["when", "raw"])
+    pq.write_table(table.rename_columns(["premise", "x", "hypothesis", "label", "raw"]), tmp_path / "t.parquet")
+    with pytest.raises(
+        InputError, match="t.parquet row 0: premise is DataType.date32.day.., but must be a sentence|date32"
+    ):
+        load_pairs(tmp_path / "t.parquet")
+    twice = pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["anchor", "positive", "positive"]
+    )
+    pq.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="t.parquet: two columns have the same name: 'anchor', 'positive', 'positive'"):
+        load_pairs(tmp_path / "t.parquet")
 
 
 PAIR = '{"anchor": "a", "positive": "b"}\n'
@@ -136,7 +204,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.jsonl", '{"anchor": "a", "positive": "b"}\n{"anchor": \n', "t.jsonl:2: not a JSON object on one line"),
         ("t.json", '[\n{"anchor": "a", "positive": "b"}\n]\n', "t.json:1: not a JSON object .*each object must stand on a line"),
         ("t.jsonl", '["a", "b"]\n', "t.jsonl:1: a row must be a JSON object"),
-        ("t.jsonl", '{"words": "a"}\n', "t.jsonl:1: found the columns words, but need premise, hypothesis and label"),
+        ("t.jsonl", '{"words": "a"}\n', "t.jsonl:1: found the columns 'words', but need premise, hypothesis and label"),
         ("t.jsonl", '{"text": "a"}\n', "single sentences make no pairs: set data.kind=sentences"),
         ("t.jsonl", '{"anchor": "a", "anchor": "b"}\n', "t.jsonl:1: not a JSON object on one line .a key stands twice"),
         ("t.jsonl", '{"anchor": "a", "positive": "\\ud800"}\n', "t.jsonl:1: positive is .*must be a sentence"),
@@ -144,7 +212,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.jsonl", '{"anchor": ' + "1" * 5000 + "}\n", "t.jsonl:1: not a JSON object on one line .Exceeds the limit"),
         ("t.jsonl", "[" * 100_000 + "\n", "t.jsonl:1: not a JSON object on one line .*recursion"),
         ("t.csv", PAIR, "t.csv:1: .* is it JSON Lines. then name it .jsonl"),
-        ("t.jsonl", b"\xff\xfea", "t.jsonl: UTF-16 text, .*iconv -f utf-16"),
+        ("t.jsonl", b"\xff\xfea", "t.jsonl: is UTF-16 text; .*iconv -f utf-16"),
         ("t.jsonl", '{"anchor": "a", "positive": null}\n', "t.jsonl:1: positive is missing"),
         ("t.jsonl", PAIR + '\n{"anchor": " ", "positive": "b"}\n', "t.jsonl:3: anchor is ' '"),
         ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": ["c", 3]}\n', "t.jsonl:1: negative is 3"),
@@ -154,7 +222,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.csv", HEADER + "a,b,0.0\n", "t.csv:2: label is '0.0', but must be .*; write whole numbers"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": true}\n', "t.jsonl:1: label is True, but must be"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": "yes"}\n', "t.jsonl:1: label is 'yes', but must be"),
-        ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 1}\n', "no pair: none of its 1 rows is an entailment"),
+        ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 1}\n', "no pair: none of the rows that are left is an entailment .1 read"),
         ("t.jsonl", b'{"anchor": "caf\xe9", "positive": "b"}\n', r"t.jsonl:1: byte 16 of the line \(0xe9\) is not UTF-8"),
         ("t.csv", "premise\thypothesis\tlabel\n", "t.csv:1: a header of one column.*it is tab-separated: then name it .tsv"),
         ("t.csv", "premise;hypothesis;label\n", "t.csv:1: a header of one column.*separated by semicolons"),
@@ -167,14 +235,31 @@ HEADER = "premise,hypothesis,label\n"
         ("t.csv", HEADER + 'a,"b"c,0\n', "t.csv:2: not valid CSV: ',' expected after"),
         ("t.tsv", 'premise\thypothesis\tlabel\na\t"b ""c"""\t0\na\tb "c"\t0\n', "t.tsv:3: quotes are used in two ways: line 2 .* in line 3"),
         ("t.csv", "premise,premise,label\n", "t.csv:1: two columns of the header have the same name"),
-        ("t.csv", HEADER, "t.csv: there is no row in it .the first line of a CSV or TSV is its header"),
+        ("t.csv", HEADER, "t.csv: there is no row in it .its first line is the header"),
         ("t.csv", "\n\n", "t.csv: there is no row in it"),
         ("t.jsonl.gz", gzip.compress(PAIR.encode() * 9)[:-9], "t.jsonl.gz: damaged gzip after line"),
         ("t.jsonl.gz", PAIR, "t.jsonl.gz: damaged gzip after line 0"),
         ("t.parquet", PAIR, "t.parquet: not a Parquet file that can be read"),
         ("t.parquet.gz", PAIR, "t.parquet.gz: of no known format"),
         ("t.zip", PAIR, "t.zip: of no known format: its name must end in .jsonl, .json, .csv, .tsv, .txt .also .gz. or .parquet"),
-        ("t.txt", "gold_label\tsentence1\tsentence2\n-\ta\tb\n", "t.txt:1: it looks like the header of a table: then name it .tsv"),
+        ("t.txt", PAIR, "t.txt:1: a JSON object and no sentence: then name it .jsonl"),
+        ("t.txt", HEADER + "a,b,0\n", "t.txt:1: the header of a table and no sentence: then name it .csv"),
+        ("t.txt", "text\tid\na\t1\n", "t.txt:1: the header of a table and no sentence: then name it .tsv"),
+        ("t.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "t.txt: is a Git LFS pointer and not the file"),
+        ("t.txt", "one\rtwo\rthree\r", "t.txt:1: a carriage return within the line: are these old line ends"),
+        ("t.csv", "anchor,positive\ra,b\r", "t.csv:1: a carriage return within the line"),
+        ("t.txt", "a\0b\0", "t.txt:1: a NUL byte: this is binary, or UTF-16 text"),
+        ("t.jsonl", gzip.compress(PAIR.encode()), "t.jsonl: is gzip-compressed; its name must end in .gz"),
+        ("t.csv", b"PK\x03\x04abc", "t.csv: is a zip archive or an Excel workbook"),
+        ("t.txt", "\ufeffa".encode("utf-32"), "t.txt: is UTF-32 text"),
+        ("t.csv", "anchor|positive\n", "t.csv:1: a header of one column.*separated by bars"),
+        ("t.jsonl", '[{"anchor": "a", "positive": "b"}]\n', "t.jsonl:1: a row must be a JSON object, .*; each object must stand on a line"),
+        ("t.csv", "\nanchor, positive\na,b\n", "t.csv:2: found the columns 'anchor', ' positive', but need"),
+        ("t.csv", "anchor,positive,gold_label\na,b,contradiction\n", "t.csv:1: a gold_label beside anchor and positive"),
+        ("t.csv", "anchor,positive,Negative\na,b,c\n", "t.csv:1: is 'Negative' a hard negative. then name it negative, or set data.columns="),
+        ("t.csv", "anchor,positive,negative\na,b,\"['x', 'y']\"\n", "t.csv:2: negative is .*, a list written as text: use JSON Lines"),
+        ("t.csv", "anchor,positive\na," + "b" * 200_000 + "\n", "t.csv:2: not valid CSV: field larger than field limit .*JSON Lines has no such limit"),
+        ("t.txt", "gold_label\tsentence1\tsentence2\n-\ta\tb\n", "t.txt:1: the header of a table and no sentence: then name it .tsv"),
     ],
 )  # fmt: skip
 def test_bad_training_data_is_named_by_file_and_line(name: str, text: str | bytes, message: str, tmp_path: Path):
@@ -203,8 +288,14 @@ def test_sources_that_are_not_there(tmp_path: Path):
         load_pairs(Source("nowhere/*.csv"))
     with pytest.raises(InputError, match="is a folder: name a file in it, or several .*; it holds none"):
         load_pairs(Source(str(tmp_path)))
+    with pytest.raises(InputError, match="no such file: download it first"):
+        load_pairs("https://example.org/pairs.jsonl")
+    with pytest.raises(InputError, match="cannot be read: File name too long"):
+        load_pairs("x" * 5000 + ".jsonl")
+    with pytest.raises(InputError, match="no file and no data set is named"):
+        Source(())
     (tmp_path / "a.csv").touch()
-    with pytest.raises(InputError, match="is a folder: .*; it holds a.csv"):
+    with pytest.raises(InputError, match="is a folder: .*; it holds 'a.csv'"):
         load_pairs(Source(str(tmp_path)))
     with pytest.raises(InputError, match="a.csv: there is no row in it"):
         load_pairs(

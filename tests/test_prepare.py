@@ -42,7 +42,7 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
     train = manifest["train"]
     original = (tmp_path / "mine.jsonl").read_bytes()
     assert train["sources"] == [
-        {"file": "mine.jsonl", "bytes": len(original), "sha256": hashlib.sha256(original).hexdigest()}
+        {"file": "mine.jsonl", "bytes": len(original), "sha256": hashlib.sha256(original).hexdigest(), "rows": 4}
     ]
     assert (train["rows_read"], train["dropped"]["no_consensus"], train["prepared_sha256"]) == (4, 1, digest)
     # 34 letters and two special tokens where 32 fit.
@@ -52,7 +52,10 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
         "texts_truncated": 1,
         "tokens": 56,
         "tokens_truncated": 4,
+        "tokenizer": train["truncation"]["tokenizer"],
     }
+    assert train["truncation"]["tokenizer"].startswith("tiny-bert")
+    assert manifest["packages"]["simcse-st"]
     assert (manifest["dev"]["pairs"], manifest["dev"]["scale"]) == (3, 5.0)
     assert str(tmp_path) not in (folder / "manifest.json").read_text()
 
@@ -74,6 +77,30 @@ def test_a_folder_is_replaced_only_when_asked(keys: list[str], tmp_path: Path):
     (tmp_path / "out" / "train.jsonl").write_text("old")
     prepare(recipe, tmp_path / "out", overwrite=True)
     assert "anchor" in (tmp_path / "out" / "train.jsonl").read_text()
+
+
+def test_what_the_user_keeps_in_the_folder_stays(keys: list[str], tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    source = jsonl(tmp_path / "out" / "mine.jsonl", nli(("p", "e", 0)))
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={source.reference}"])
+    with pytest.raises(InputError, match="out exists already"):
+        prepare(recipe, tmp_path / "out")
+    (tmp_path / "out" / "recipe.yaml").touch()
+    (tmp_path / "out" / "history.jsonl").write_text("of an earlier run")
+    prepare(recipe, tmp_path / "out", overwrite=True)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["manifest.json", "mine.jsonl", "recipe.yaml", "train.jsonl"]
+
+
+def test_years_of_sts_may_be_dev_and_test(keys: list[str], tmp_path: Path):
+    folder = tmp_path / "STS12-en-test"
+    folder.mkdir()
+    (folder / "STS.input.x.txt").write_text("a\tb\nc\td\n")
+    (folder / "STS.gs.x.txt").write_text("1\n2\n")
+    source = jsonl(tmp_path / "m.jsonl", nli(("p", "e", 0)))
+    settings = [*keys, f"data.train={source.reference}", f"data.dev={folder}", f"data.test={folder}"]
+    manifest = json.loads((prepare(load_recipe("snli-sup", settings), tmp_path / "out") / "manifest.json").read_text())
+    assert (manifest["dev"]["pairs"], manifest["dev"]["subsets"]) == (2, {"x": 2})
 
 
 def test_a_disk_that_is_full_is_an_error_and_leaves_no_half_file(
@@ -105,20 +132,32 @@ def test_a_disk_that_is_full_is_an_error_and_leaves_no_half_file(
         ({"pairs_with_hard_negative": 2}, "data.expect.pairs_with_hard_negative is 2, but of mine.jsonl it is 1"),
         ({"sha256": "00000000...0000"}, "data.expect.sha256 is 00000000...0000, but of mine.jsonl it is [0-9a-f]{64}"),
         ({"prepared_sha256": "0" * 64}, "data.expect.prepared_sha256 is 0{64}, but of mine.jsonl it is [0-9a-f]{64}"),
-        ({"sentences": 4}, "data.expect.sentences is 4, but of mine.jsonl it is not known"),
+        ({"sentences": 4}, "data.expect.sentences is 4, but mine.jsonl has none"),
         ({"pairs": 3, "source": "other.jsonl"}, None),
+        ({"pairs": 3, "source": "./mine.jsonl"}, "data.expect.pairs is 3, but of ./mine.jsonl it is 2"),
     ],
 )
-def test_what_a_recipe_expects_is_compared(expect: dict, message: str | None, keys: list[str], tmp_path: Path):
-    source = jsonl(tmp_path / "mine.jsonl", nli(("p", "e", 0), ("p", "c", 2), ("q", "e", 0)))
+def test_what_a_recipe_expects_is_compared(
+    expect: dict, message: str | None, keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "mine.jsonl", nli(("p", "e", 0), ("p", "c", 2), ("q", "e", 0)))
     text = json.dumps({"source": "mine.jsonl", **expect})
-    recipe = load_recipe("snli-sup", [*keys, f"data.train={source.reference}", f"data.expect={text}"])
+    recipe = load_recipe("snli-sup", [*keys, "data.train=mine.jsonl", f"data.expect={text}"])
     if message is None:
         prepare(recipe, tmp_path / "out")
         return
     with pytest.raises(InputError, match=message):
         prepare(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_expectation_does_not_lapse_for_a_list(keys: list[str], tmp_path: Path):
+    source = jsonl(tmp_path / "mine.jsonl", nli(("p", "e", 0)))
+    expect = "data.expect={source: mine.jsonl, pairs: 7}"
+    recipe = load_recipe("snli-sup", [*keys, f"data.train=[{source.reference}]", expect])
+    with pytest.raises(InputError, match="data.expect is about one source, but data.train is a list"):
+        prepare(recipe, tmp_path / "out")
 
 
 def test_a_checksum_may_be_given_by_its_ends(keys: list[str], tmp_path: Path):
@@ -170,11 +209,11 @@ def test_the_command_says_what_it_did(keys: list[str], tmp_path: Path):
     digest = hashlib.sha256((tmp_path / "out" / "train.jsonl").read_bytes()).hexdigest()
     assert done.stdout == f"out/train.jsonl: 1 rows, SHA-256 {digest}\n"
     assert done.stderr.splitlines() == [
-        "expect   is about snli_train_100k.jsonl, so nothing is expected of this data",
+        "columns  without a header; in the first row column 2 is 'p', column 3 is 'e', column 4 is 'entailment'",
+        "expect   is about snli_train_100k.jsonl, so nothing is expected of mine.csv",
         "dev      graded.csv: read without a header: columns 1, 2 and 3",
         "test     graded.csv: read without a header: columns 1, 2 and 3",
-        "columns  without a header: premise in 2; hypothesis in 3; label in 4",
-        "columns  1 hold no text role and are left out",
+        "columns  '1' hold no text role and are left out",
         "data     1 pairs of 4 rows; 1 (100.0%) have a hard negative, 1 hard negatives in all",
         "dropped  1 no consensus, 1 broken",
         "unusable mine.csv:2: 3 fields where 4 belong",

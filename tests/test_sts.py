@@ -59,6 +59,13 @@ def test_the_scale_is_read_from_the_data_and_carried(tmp_path: Path):
     assert [gold >= 4 for gold in of_1.gold_of_5()] == [True, False, False]
 
 
+def test_files_of_two_scales_are_not_one(tmp_path: Path):
+    (tmp_path / "five.csv").write_text("a,b,4.0\nc,d,3.8\n")
+    (tmp_path / "one.csv").write_text("a,b,0.8\nc,d,0.76\n")
+    with pytest.raises(InputError, match="some of its files have scores up to 1, some up to 5"):
+        load_graded_pairs(Source(str(tmp_path / "*.csv")))
+
+
 def senteval(folder: Path, parts: dict[str, tuple[str, str]]) -> Path:
     folder.mkdir()
     for name, (texts, scores) in parts.items():
@@ -123,22 +130,26 @@ def test_stsb_in_three_columns_and_as_published(shared_data: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("g.csv", "a,b\n", "g.csv:1: found the columns a, b, but need sentence1, sentence2 and score"),
+        ("g.csv", "a,b\n", "g.csv:1: found the columns 'a', 'b', but need sentence1, sentence2 and score"),
         ("g.csv", "a,b,5.0\nc,d,5.5\n", "g.csv:2: score is '5.5', but must be a number from 0 to 5"),
         ("g.csv", "a,b,5.0\nc,d,-1\n", "g.csv:2: score is -1, which is none, but must be from 0 to 5"),
         ("g.csv", "a,b,-1\nc,d,-1\n", "g.csv: all 2 scores are -1: it comes without gold scores, as GLUE's test sets do"),
         ("g.csv", "a,b,5.0\nc,d,nan\n", "g.csv:2: score is 'nan'"),
         ("g.csv", "a,b,5.0\nc,d,\n", "g.csv:2: score is ''"),
-        ("g.csv", "a,b,high\n", "g.csv:1: found the columns a, b, high, but need sentence1"),
-        ("g.csv", "a,b,high\nc,d,1\n", "g.csv:1: found the columns a, b, high, but need sentence1, sentence2 and score"),
+        ("g.csv", "a,b,high\n", "g.csv:1: found the columns 'a', 'b', 'high', but need sentence1"),
+        ("g.csv", "a,b,high\nc,d,1\n", "g.csv:1: found the columns 'a', 'b', 'high', but need sentence1, sentence2 and score"),
         ("g.csv", "a,,1\n", "g.csv:1: sentence2 is ''"),
         ("g.csv", "a,b,3\nc,d,3.0\n", "all 2 scores are 3"),
         ("g.csv", "", "there is no graded pair"),
         ("g.csv", "sentence1\tsentence2\tscore\n", "g.csv:1: a header of one column.*it is tab-separated"),
         ("g.csv", "a\tb\tc\td\t1.0\te\tf\na\tb\tc\td\t1.0\te\n", "g.csv:2: 6 fields where 7 belong"),
         ("g.tsv", "sentence1\tsentence2\tscore\na\tb\t1\nc\td\n", "g.tsv:3: 2 fields where 3"),
+        ("g.csv", "sentence1,sentence2,label\na,b,1\nc,d,0\n", "g.csv: its label holds whole numbers only: are these classes"),
+        ("g.csv", "a,b,0_1\nc,d,1\n", "g.csv:1: found the columns 'a', 'b', '0_1'"),
+        ("g.csv", "a,b," + "5" * 140_000 + "\n", "g.csv:1: not valid CSV: field larger than field limit"),
+        ("g.txt", "sentence_A\tsentence_B\trelatedness_score\tSemEval_set\na\tb\t1\tTEST\nc\td\t2\tTRAIN\n", "holds several sets, 'TEST', 'TRAIN' in SemEval_set"),
         ("g.jsonl", '{"sentence1": "a", "sentence2": "b", "score": true}\n', "g.jsonl:1: score is True"),
-        ("g.jsonl", '{"sentence1": "a", "sentence2": "b"}\n', "g.jsonl:1: found the columns sentence1, sentence2, but need"),
+        ("g.jsonl", '{"sentence1": "a", "sentence2": "b"}\n', "g.jsonl:1: found the columns 'sentence1', 'sentence2', but need"),
     ],
 )  # fmt: skip
 def test_bad_graded_pairs_are_named_by_file_and_line(name: str, text: str, message: str, tmp_path: Path):

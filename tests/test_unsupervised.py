@@ -115,8 +115,7 @@ def test_sentences_are_the_distinct_texts_in_their_order(tmp_path: Path):
     (tmp_path / "t.txt").write_text("b\na\n\nb\nb \n")
     plain = load_sentences(Source(str(tmp_path / "t.txt")))
     assert list(plain.texts()) == ["b", "a", "b "]
-    dropped = plain.facts["dropped"]
-    assert (plain.facts["rows_read"], dropped["blank"], dropped["duplicate"]) == (5, 1, 1)
+    assert [plain.facts[key] for key in ("rows_read", "texts", "blank_texts", "duplicate_texts")] == [5, 4, 1, 1]
 
     rows = [("p", "x", 0), ("q", "never", -1), ("p", "y", 1), ("x", "p", 2)]
     lines = (json.dumps({"premise": p, "hypothesis": h, "label": label}) for p, h, label in rows)

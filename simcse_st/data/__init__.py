@@ -2,8 +2,9 @@
 
 from simcse_st.data.pairs import NLIRule, load_pairs
 from simcse_st.data.prepared import TrainingData, truncation
+from simcse_st.data.rows import file_sha256
 from simcse_st.data.sentences import load_sentences
-from simcse_st.data.sources import Source, file_sha256
+from simcse_st.data.sources import Source
 from simcse_st.data.sts import GradedPairs, load_graded_pairs
 from simcse_st.data.table import Reading
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from simcse_st.data.rows import Row
-from simcse_st.errors import InputError
+from simcse_st.data.rows import Row, excerpt, listed
+from simcse_st.errors import InputError, nearest
 
 Kind = Literal["labelled", "pairs", "sentences"]
 Mapped = Mapping[str, "str | int | list[str] | list[int]"]
@@ -66,6 +66,10 @@ class Columns:
         Raises:
             InputError: A role has no column, or might have several.
         """
+        known = {role for roles in ROLES.values() for role in roles} | {"negative"}
+        for role in mapped:
+            if role not in known:
+                raise InputError(f"data.columns: no role {role!r}: {nearest(role, known)}")
         chosen = {
             role: [str(name) for name in (value if isinstance(value, list) else [value])]
             for role, value in mapped.items()
@@ -73,7 +77,7 @@ class Columns:
         for role, columns in chosen.items():
             # A hard negative may be absent from any one row.
             if role != "negative" and columns[0] not in row.cells:
-                raise InputError(f"data.columns.{role}: no column {columns[0]!r} in {row.where}; {_found(row)}")
+                raise InputError(f"data.columns.{role}: no column {columns[0]!r} in {row.where_named}; {_found(row)}")
         kind = _kind(row, chosen)
         taken = [column for columns in chosen.values() for column in columns]
         if len(set(taken)) < len(taken):
@@ -92,8 +96,42 @@ class Columns:
     def left_out(self, names: Iterable[str]) -> list[str]:
         """Those of these columns that hold nothing for training."""
         names = list(names)
-        used = {self.first, self.second, self.label, *self.negatives(names)}
+        used = {self.first, *filter(None, (self.second, self.label)), *self.negatives(names)}
         return [name for name in names if name not in used]
+
+
+def check_columns(row: Row, columns: Columns, told: bool) -> None:
+    """Looks for columns of pairs that would change what they mean, if they were no more than left out.
+
+    Args:
+        row: A row.
+        columns: Its columns.
+        told: Whether the user has said which columns count.
+
+    Raises:
+        InputError: A label, or hard negatives under a name that is not known.
+    """
+    if columns.kind != "pairs" or told:
+        return
+    pair = f"{{anchor: {columns.first}, positive: {columns.second}"
+    for name in columns.left_out(row.cells):
+        if name in ROLES["labelled"]["label"]:
+            raise InputError(
+                f"{row.where_named}: a {name} beside {columns.first} and {columns.second}: if it tells the positive "
+                f"pairs, keep those only; if not, set data.columns={pair}}}"
+            )
+        cell = row.cells[name]
+        texts = cell if isinstance(cell, list) else [cell]
+        if "neg" in name.lower() and any(isinstance(text, str) for text in texts):
+            raise InputError(
+                f"{row.where_named}: is {excerpt(name)} a hard negative? then name it negative, or set "
+                f"data.columns={pair}, negative: {name}}}; if not, the same without negative"
+            )
+
+
+def is_negative_name(value: object) -> bool:
+    """Whether this is a name that hard negatives go by."""
+    return isinstance(value, str) and bool(_NEGATIVE.fullmatch(value))
 
 
 @lru_cache(maxsize=1024)
@@ -118,9 +156,9 @@ def _kind(row: Row, chosen: Mapping[str, list[str]]) -> Kind:
     if names & set(ROLES["sentences"]["text"]):
         return "sentences"
     raise InputError(
-        f"{row.where}: {_found(row)}, but need premise, hypothesis and label, or anchor and positive (with negative, "
-        "negative_1, ...), or text; for other names set data.columns, e.g. {anchor: title, positive: body}, and for a "
-        "table without a header their numbers, e.g. {anchor: 1, positive: 2}"
+        f"{row.where_named}: {_found(row)}, but need premise, hypothesis and label, or anchor and positive (with "
+        "negative, negative_1, ...), or text; for other names set data.columns, e.g. {anchor: title, positive: body}, "
+        "and for a table without a header their numbers, e.g. {anchor: 1, positive: 2}"
     )
 
 
@@ -129,9 +167,9 @@ def _by_name(row: Row, kind: Kind, role: str, taken: list[str]) -> str:
     if len(found) > 1:
         raise InputError(f"{row.where}: {' and '.join(found)} might both be the {role}: choose by data.columns.{role}")
     if not found:
-        raise InputError(f"{row.where}: no column for the {role}: {_found(row)}; name it by data.columns.{role}")
+        raise InputError(f"{row.where_named}: no column for the {role}: {_found(row)}; name it by data.columns.{role}")
     return found[0]
 
 
 def _found(row: Row) -> str:
-    return f"found the columns {', '.join(map(str, row.cells))}"
+    return f"found the columns {listed(row.cells)}"

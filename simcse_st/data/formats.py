@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-
-from simcse_st.data.rows import Row, RowError, excerpt, progress
+from simcse_st.data.columns import KNOWN_NAMES
+from simcse_st.data.lines import COMPRESSED, read_lines
+from simcse_st.data.quoting import quotes_of, split_quoted
+from simcse_st.data.rows import Row, RowError, excerpt, listed, progress
 from simcse_st.errors import InputError
 
-FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
-# Two of these in the first line of a text file, split by tabs: it is no text.
-TABLE_NAMES = {
-    "premise",
-    "hypothesis",
-    "sentence1",
-    "sentence2",
-    "sentence_A",
-    "sentence_B",
-    "gold_label",
-    "anchor",
-    "positive",
-}
-DELIMITED = {".csv": ",", ".tsv": "\t"}
-_COMPRESSED = ".gz"
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-Lines = Iterator[tuple[int, "str | RowError"]]
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+DELIMITED = {".csv": ",", ".tsv": "\t"}
 
 
 def file_format(path: Path) -> str | None:
     """The format that a file's name promises, or None. ``.gz`` may follow any but ``.parquet``."""
     stem = path.name.lower()
-    compressed = stem.endswith(_COMPRESSED)
-    suffix = Path(stem.removesuffix(_COMPRESSED)).suffix
+    compressed = stem.endswith(COMPRESSED)
+    suffix = Path(stem.removesuffix(COMPRESSED)).suffix
     return suffix if suffix in FORMATS and not (compressed and suffix == ".parquet") else None
 
 
@@ -67,74 +54,38 @@ def read_file(
     if layout == ".txt":
         return _text_rows(path, name)
     if layout in DELIMITED:
-        quoted = layout == ".csv" or (quotes if quotes is not None else _is_quoted(path, name, DELIMITED[layout]))
+        quoted = layout == ".csv" or bool(quotes_of(path, name, quotes))
         return _delimited_rows(path, name, DELIMITED[layout], quoted, header)
     return _json_rows(path, name)
 
 
-def first_line(path: Path, name: str) -> str:
-    """The first line of a text file, without its end; "" if it is empty.
-
-    Raises:
-        InputError: It cannot be read, or is not UTF-8.
-    """
-    for _, line in _lines(path, name, bar=False):
-        if isinstance(line, RowError):
-            raise line
-        return line.rstrip("\r\n")
-    return ""
-
-
-def _lines(path: Path, name: str, bar: bool = True) -> Lines:
-    """Numbered lines of a UTF-8 file, with their ends."""
-    number = 0
-    try:
-        with path.open("rb") as raw, _bar(path, bar) as shown:
-            file: Iterable[bytes] = raw
-            if path.name.lower().endswith(_COMPRESSED):
-                file = gzip.GzipFile(fileobj=raw)
-            for number, line in enumerate(file, 1):
-                if number % 1000 == 0:
-                    shown.update(raw.tell() - shown.n)
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    yield number, _not_utf8(name, number, line, error)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{name}: damaged gzip after line {number}: {error}") from None
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-
-
-def _bar(path: Path, wanted: bool) -> tqdm:
-    return tqdm(
-        desc=f"reading {path.name}", total=path.stat().st_size, unit="B", unit_scale=True, dynamic_ncols=True,
-        delay=2, leave=False, disable=None if wanted else True,
-    )  # fmt: skip
-
-
-def _not_utf8(name: str, number: int, line: bytes, error: UnicodeDecodeError) -> RowError:
-    if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"{name}: UTF-16 text, but must be UTF-8; convert it: iconv -f utf-16 -t utf-8") from None
-    return RowError(
-        f"{name}:{number}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
-        "convert the file, e.g. iconv -f latin1 -t utf-8"
-    )
-
-
 def _text_rows(path: Path, name: str) -> Iterator[Row | RowError]:
-    for number, line in _lines(path, name):
+    for number, line in read_lines(path, name):
         if isinstance(line, RowError):
             yield line
         else:
             text = line.rstrip("\r\n")
-            if number == 1 and len(TABLE_NAMES.intersection(text.split("\t"))) > 1:
-                raise InputError(f"{name}:1: it looks like the header of a table: then name it .tsv: {excerpt(text)}")
+            if number == 1:
+                _check_is_text(name, text)
             yield Row(f"{name}:", number, {"text": text})
 
 
+def _check_is_text(name: str, line: str) -> None:
+    """Looks for a first line that is no sentence: that of a table, or of JSON Lines.
+
+    Raises:
+        InputError: It is such a line.
+    """
+    if line.startswith("{") and isinstance(_json_row(name, 1, line), Row):
+        raise InputError(f"{name}:1: a JSON object and no sentence: then name it .jsonl: {excerpt(line)}")
+    for delimiter, suffix in (("\t", ".tsv"), (",", ".csv")):
+        fields = line.split(delimiter)
+        if len(fields) > 1 and all(map(re.compile(r"\w+").fullmatch, fields)) and KNOWN_NAMES.intersection(fields):
+            raise InputError(f"{name}:1: the header of a table and no sentence: then name it {suffix}: {excerpt(line)}")
+
+
 def _json_rows(path: Path, name: str) -> Iterator[Row | RowError]:
-    for number, line in _lines(path, name):
+    for number, line in read_lines(path, name):
         if isinstance(line, RowError):
             yield line
         elif line.strip():
@@ -154,7 +105,8 @@ def _json_row(name: str, number: int, line: str) -> Row | RowError:
             hint = "; is it a CSV? then name it .csv"
         return RowError(f"{name}:{number}: not a JSON object on one line ({problem}): {excerpt(line.strip())}{hint}")
     if not isinstance(cells, dict):
-        return RowError(f"{name}:{number}: a row must be a JSON object, not {excerpt(cells)}")
+        hint = "; each object must stand on a line of its own" if isinstance(cells, list) else ""
+        return RowError(f"{name}:{number}: a row must be a JSON object, not {excerpt(cells)}{hint}")
     return Row(f"{name}:", number, cells)
 
 
@@ -170,18 +122,22 @@ _JSON = json.JSONDecoder(object_pairs_hook=_without_repetition)
 
 def _delimited_rows(path: Path, name: str, delimiter: str, quoted: bool, header: bool) -> Iterator[Row | RowError]:
     columns: list[str] | None = None
-    for number, line in _lines(path, name):
+    header_line: int | None = None
+    for number, line in read_lines(path, name):
         try:
             if isinstance(line, RowError):
                 raise line
             text = line.rstrip("\r\n")
             if not text:
                 continue
-            fields = _quoted_fields(name, number, text, delimiter) if quoted else text.split(delimiter)
+            fields = split_quoted(name, number, text, delimiter) if quoted else text.split(delimiter)
+            if columns is None and header:
+                columns, header_line = _header(name, number, fields), number
+                continue
             if columns is None:
-                columns = _header(name, number, fields) if header else [str(i) for i, _ in enumerate(fields, 1)]
-                if header:
-                    continue
+                if delimiter == "," and "\t" in text:
+                    raise InputError(f"{name}:{number}: a tab in the first row: is it tab-separated? then name it .tsv")
+                columns = [str(i) for i, _ in enumerate(fields, 1)]
             if len(fields) != len(columns):
                 names = f" ({', '.join(columns)})" if header else ""
                 raise RowError(f"{name}:{number}: {len(fields)} fields where {len(columns)}{names} belong")
@@ -190,20 +146,7 @@ def _delimited_rows(path: Path, name: str, delimiter: str, quoted: bool, header:
                 raise
             yield error
         else:
-            yield Row(f"{name}:", number, dict(zip(columns, fields, strict=True)))
-
-
-def _quoted_fields(name: str, number: int, text: str, delimiter: str) -> list[str]:
-    # Line by line: a quote that is not closed on its line is a fault of that line, and swallows no other.
-    try:
-        return next(csv.reader([text], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        if "unexpected end of data" in str(error):
-            raise InputError(
-                f"{name}:{number}: a quote opens and is not closed on this line: {excerpt(text)}; close it, or keep "
-                "sentences with line breaks in JSON Lines"
-            ) from None
-        raise RowError(f"{name}:{number}: not valid CSV: {error}: {excerpt(text)}") from None
+            yield Row(f"{name}:", number, dict(zip(columns, fields, strict=True)), header_line)
 
 
 def _header(name: str, number: int, fields: list[str]) -> list[str]:
@@ -211,51 +154,18 @@ def _header(name: str, number: int, fields: list[str]) -> list[str]:
     if fields[0].lstrip().startswith("{"):
         raise InputError(f"{where}: {excerpt(fields[0])} heads no table; is it JSON Lines? then name it .jsonl")
     if len(set(fields)) < len(fields):
-        raise InputError(f"{where}: two columns of the header have the same name: {excerpt(fields)}")
+        raise InputError(f"{where}: two columns of the header have the same name: {listed(fields)}")
     if len(fields) < 2:
-        hints = {"\t": "; it is tab-separated: then name it .tsv", ";": "; it is separated by semicolons, not commas"}
-        hint = next((hint for mark, hint in {**hints, ",": "; it is a CSV"}.items() if mark in fields[0]), "")
-        raise InputError(f"{where}: a header of one column: {excerpt(fields[0])}{hint}")
+        hints = {
+            "\t": "it is tab-separated: then name it .tsv",
+            ";": "it is separated by semicolons, but must be by commas",
+            "|": "it is separated by bars, but must be by commas",
+            ",": "it is a CSV: then name it .csv",
+        }
+        hint = next((hint for mark, hint in hints.items() if mark in fields[0]), None)
+        if hint:
+            raise InputError(f"{where}: a header of one column: {excerpt(fields[0])}; {hint}")
     return fields
-
-
-def _is_quoted(path: Path, name: str, delimiter: str) -> bool:
-    """Whether a table is quoted as a CSV is, or its quotes are characters like any other; both are in use for TSV.
-
-    A line is evidence for the first if a CSV writer would have written it so, with quotes where they are needed or
-    around all fields; and for the second if it holds quotes that no such writer leaves.
-
-    Raises:
-        InputError: Some lines say this, some that.
-    """
-    quoted = bare = 0
-    for number, line in _lines(path, name, bar=False):
-        if isinstance(line, RowError) or '"' not in line:
-            continue
-        text = line.rstrip("\r\n")
-        try:
-            fields = next(csv.reader([text], delimiter=delimiter, strict=True))
-        except csv.Error:
-            bare = bare or number
-            continue
-        if text == _written(fields, delimiter, csv.QUOTE_ALL):
-            return True
-        if text == _written(fields, delimiter, csv.QUOTE_MINIMAL):
-            quoted = quoted or number
-        else:
-            bare = bare or number
-    if quoted and bare:
-        raise InputError(
-            f"{name}:{max(quoted, bare)}: quotes are used in two ways: line {quoted} is quoted as in a CSV, in line "
-            f"{bare} a quote is a character like any other; use JSON Lines, or one way"
-        )
-    return bool(quoted)
-
-
-def _written(fields: list[str], delimiter: str, quoting: Any) -> str:
-    line = io.StringIO()
-    csv.writer(line, delimiter=delimiter, quoting=quoting, lineterminator="").writerow(fields)
-    return line.getvalue()
 
 
 def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
@@ -265,18 +175,46 @@ def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
     try:
         # Without buffering ahead: memory for a batch, not for all columns of a row group.
         with pq.ParquetFile(path, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise InputError(f"{name}: two columns have the same name: {listed(names)}")
             named = class_namer(_classes(file.schema_arrow.metadata))
-            rows = (cells for batch in file.iter_batches(batch_size=1000) for cells in batch.to_pylist())
-            for number, cells in enumerate(progress(rows, f"reading {path.name}", file.metadata.num_rows)):
-                yield Row(f"{name} row ", number, named(cells))
+            tables = (zip(*map(_cells, batch.columns), strict=True) for batch in file.iter_batches(batch_size=1000))
+            rows = progress(chain.from_iterable(tables), f"reading {path.name}", file.metadata.num_rows)
+            for number, cells in enumerate(rows):
+                yield Row(f"{name} row ", number, named(dict(zip(names, cells, strict=True))))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{name}: not a Parquet file that can be read: {' '.join(str(error).split())}") from None
 
 
+def _cells(column: pa.Array) -> list[Any]:
+    """The values of a column; of one that can hold neither texts nor labels, its type in their place."""
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    of_texts = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_null,
+        pa.types.is_list,
+    )
+    of_labels = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_large_list)
+    if any(is_kind(kind) for is_kind in (*of_texts, *of_labels)):
+        return list(column.to_pylist())
+    return [kind] * len(column)
+
+
 def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
     """The names of class labels that `datasets` leaves in the files it writes."""
-    features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return {name: kind["names"] for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        kinds = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}  # written by something else, or by a release with another layout
+    return {
+        name: kind["names"] for name, kind in kinds.items() if kind.get("_type") == "ClassLabel" and "names" in kind
+    }
 
 
 def class_namer(classes: dict[str, list[str]]) -> Callable[[dict[str, Any]], dict[str, Any]]:

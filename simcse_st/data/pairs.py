@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from simcse_st.data.rows import progress
 from simcse_st.data.sources import Source
 from simcse_st.data.spool import Digests, Spool, Texts, batches
 from simcse_st.data.table import CONTRADICTION, ENTAILMENT, Reading, Table, read_table
-from simcse_st.errors import InputError
+from simcse_st.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,11 @@ class NLIRule:
     hard_negatives: Literal["first", "all", "random"] = "first"
     seed: int = 42
 
+    def __post_init__(self) -> None:
+        for key, allowed in (("pairs", _PAIR_RULE), ("hard_negatives", _NEGATIVE_RULE)):
+            if getattr(self, key) not in allowed:
+                raise InputError(f"{key} is {getattr(self, key)!r}: {nearest(str(getattr(self, key)), allowed)}")
+
     def __str__(self) -> str:
         """The rule in words."""
         return (
@@ -53,7 +59,7 @@ class NLIRule:
 
 
 def load_pairs(
-    source: Source,
+    source: Source | str | Path,
     reading: Reading | None = None,
     *,
     rule: NLIRule | None = None,
@@ -75,6 +81,7 @@ def load_pairs(
     Raises:
         InputError: A row that cannot be used, with its place; or no pair at all.
     """
+    source = source if isinstance(source, Source) else Source(source)
     table = read_table(source, reading or Reading(), sentences=False)
     if table.kind == "labelled":
         used = rule or NLIRule()
@@ -94,7 +101,11 @@ def load_pairs(
         dropped["duplicate"] = len(everything) - len(spool)
         words += "; of equal rows the first is kept"
     if not len(spool):
-        raise InputError(f"{source.name}: no pair: none of its {table.facts['rows_read']} rows is an entailment")
+        rows = "rows of the sample" if table.facts["sample"] else "rows that are left"
+        found = f"none of the {rows} is an entailment" if table.kind == "labelled" else "no row is left"
+        counts = [f"{count} {reason.replace('_', ' ')}" for reason, count in dropped.items() if count]
+        why = ", ".join([f"{table.facts['rows_read']} read", *counts])
+        raise InputError(f"{source.name}: no pair: {found} ({why})")
     counts = describe_pairs(progress(spool, "counting", len(spool)))
     facts = {**table.facts, "dropped": dropped, "rule": words, **counts}
     data = TrainingData(spool, facts)
@@ -156,9 +167,10 @@ class _Contradictions:
         begins = np.searchsorted(self._premises, digests, side="left").tolist()
         ends = np.searchsorted(self._premises, digests, side="right").tolist()
         for begin, end in zip(begins, ends, strict=True):
-            numbers = self._order[begin:end].tolist()
-            if numbers and self._rule.hard_negatives == "first":
-                numbers = numbers[:1]
-            elif numbers and self._rule.hard_negatives == "random":
-                numbers = [self._random.choice(numbers)]
-            yield list(dict.fromkeys(self._hypotheses[number] for number in numbers))
+            # Only those that are wanted: a premise may have thousands.
+            if begin < end and self._rule.hard_negatives == "first":
+                end = begin + 1
+            elif begin < end and self._rule.hard_negatives == "random":
+                begin = self._random.randrange(begin, end)
+                end = begin + 1
+            yield list(dict.fromkeys(self._hypotheses[number] for number in self._order[begin:end].tolist()))

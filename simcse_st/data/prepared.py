@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class TrainingData:
     """Training data on disk.
 
-    Keep it while a data set of it is in use: its file goes when it goes.
-
     Attributes:
         facts: For the manifest: sources, counts and the rule in words.
     """
@@ -56,9 +54,9 @@ class TrainingData:
         for row in self:
             yield json.dumps(dict(zip(self.spool.names, row, strict=True)), ensure_ascii=False) + "\n"
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Writes those lines to a file."""
-        with path.open("w", encoding="utf-8", newline="\n") as file:
+        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(self.lines())
 
 

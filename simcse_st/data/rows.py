@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from tqdm.auto import tqdm
@@ -24,11 +26,18 @@ class Row(NamedTuple):
     number: int
     """Its line, from 1; or its index in a table without lines, from 0."""
     cells: dict[str, Any]
+    header: int | None = None
+    """The line that names the columns, where there is one."""
 
     @property
     def where(self) -> str:
         """What an error says of its place."""
         return f"{self.place}{self.number}"
+
+    @property
+    def where_named(self) -> str:
+        """The place that names its columns: that of the header, or its own."""
+        return f"{self.place}{self.number if self.header is None else self.header}"
 
 
 class RowError(InputError):
@@ -94,6 +103,21 @@ def excerpt(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def listed(names: Iterable[Any], limit: int = 12) -> str:
+    """Names as an error shows them: quoted, not too many."""
+    shown = [excerpt(name) for name in names]
+    return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
+
+
 def progress(items: Iterable[Any], description: str, total: int | None = None) -> Iterator[Any]:
     """Passes items on, with a bar on a terminal if that takes more than two seconds."""
     return iter(tqdm(items, description, total, delay=2, disable=None, leave=False, dynamic_ncols=True))
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

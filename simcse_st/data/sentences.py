@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from simcse_st.data.prepared import TrainingData, sha256_of_lines
 from simcse_st.data.rows import progress
 from simcse_st.data.sources import Source
@@ -15,7 +17,7 @@ SENTENCE_RULE = (
 )
 
 
-def load_sentences(source: Source, reading: Reading | None = None) -> TrainingData:
+def load_sentences(source: Source | str | Path, reading: Reading | None = None) -> TrainingData:
     """Reads the distinct sentences of any training data.
 
     Args:
@@ -31,17 +33,20 @@ def load_sentences(source: Source, reading: Reading | None = None) -> TrainingDa
     """
     import pyarrow as pa
 
+    source = source if isinstance(source, Source) else Source(source)
     table = read_table(source, reading or Reading(), sentences=True)
     digests = Digests(text for _, texts in table for text in texts)
     first = digests.first()
     if not len(first):
-        raise InputError(f"{source.name}: none of its {table.facts['rows_read']} rows holds a sentence to train on")
+        rows = table.facts["rows_read"]
+        raise InputError(f"{source.name}: none of its {rows} rows holds a sentence to train on")
     schema = pa.schema({"sentence": pa.string()})
     texts = (text for _, texts in table for text in texts)
     spool = Spool(schema, ((text,) for text, is_first in zip(texts, first, strict=True) if is_first))
     facts = {
         **table.facts,
-        "dropped": {**table.facts["dropped"], "duplicate": len(first) - len(spool)},
+        "texts": len(first),
+        "duplicate_texts": len(first) - len(spool),
         "rule": SENTENCE_RULE,
         "sentences": len(spool),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from array import array
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _BATCH = 10_000
+_in_use: list[tempfile.TemporaryDirectory[str]] = []
 Item = TypeVar("Item")
 
 
 class Spool:
     """Rows in an Arrow file of their own, written once and read any number of times.
 
-    The file goes when this object goes, so keep it while a data set of it is in use.
+    The file goes when this object goes.
 
     Args:
         schema: The columns.
@@ -43,18 +45,16 @@ class Spool:
 
         self.names: list[str] = schema.names
         self._count = 0
-        try:
+        with _errors_of_writing():
             self._folder = tempfile.TemporaryDirectory(prefix="simcse-st-", ignore_cleanup_errors=True)
             self.path = Path(self._folder.name) / "rows.arrow"
-            with pa.OSFile(str(self.path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-                for batch in batches(rows):
-                    self._count += len(batch)
-                    writer.write_batch(pa.record_batch(list(map(list, zip(*batch, strict=True))), schema=schema))
-        except OSError as error:
-            folder = tempfile.gettempdir()
-            raise RunError(
-                f"cannot write to the temporary folder {folder}: {error.strerror or error}; set TMPDIR to another"
-            ) from error
+            sink = pa.OSFile(str(self.path), "wb")
+        with sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches(rows):
+                self._count += len(batch)
+                columns = list(map(list, zip(*batch, strict=True)))
+                with _errors_of_writing():
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -70,9 +70,10 @@ class Spool:
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def dataset(self) -> Dataset:
-        """The rows as a data set, mapped from the file."""
+        """The rows as a data set, mapped from the file, which then stays until the process ends."""
         from datasets import Dataset
 
+        _in_use.append(self._folder)  # worker processes open it by its name
         return Dataset.from_file(str(self.path))
 
 
@@ -80,13 +81,15 @@ class Texts:
     """Any number of texts on disk, each to be had by its number."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="simcse-st-", buffering=1 << 20)  # noqa: SIM115  (closed with it)
+        with _errors_of_writing():
+            self._file = tempfile.TemporaryFile(prefix="simcse-st-", buffering=1 << 20)  # noqa: SIM115  (closed with it)
         self._ends = array("Q", [0])
 
     def append(self, text: str) -> None:
         """Adds one at the end."""
         data = text.encode()
-        self._file.write(data)
+        with _errors_of_writing():
+            self._file.write(data)
         self._ends.append(self._ends[-1] + len(data))
 
     def __getitem__(self, number: int) -> str:
@@ -139,6 +142,17 @@ class Digests:
     def distinct(self) -> int:
         """How many different ones there are."""
         return int(self.first().sum())
+
+
+@contextlib.contextmanager
+def _errors_of_writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise RunError(
+            f"cannot write to the temporary folder {folder}: {error.strerror or error}; set TMPDIR to another"
+        ) from error
 
 
 def batches(items: Iterable[Item], size: int = _BATCH) -> Iterator[list[Item]]:

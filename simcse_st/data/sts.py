@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simcse_st.data.formats import DELIMITED, file_format, first_line, read_file
-from simcse_st.data.rows import Row, RowError, excerpt, sentence
-from simcse_st.data.sources import Source, file_record
+from simcse_st.data.formats import DELIMITED, file_format, read_file
+from simcse_st.data.lines import first_line
+from simcse_st.data.quoting import split_quoted
+from simcse_st.data.rows import Row, RowError, excerpt, listed, sentence
+from simcse_st.data.sources import Source, file_record, is_folder
 from simcse_st.data.spool import Digests
 from simcse_st.errors import InputError
 
@@ -61,7 +62,7 @@ class GradedPairs:
         return [score * HIGHEST_SCORE / self.scale for score in self.scores]
 
 
-def load_graded_pairs(source: Source) -> GradedPairs:
+def load_graded_pairs(source: Source | str | Path) -> GradedPairs:
     """Reads graded pairs.
 
     Args:
@@ -73,16 +74,21 @@ def load_graded_pairs(source: Source) -> GradedPairs:
     Raises:
         InputError: A row that cannot be used, with its place; or scores that are missing or all the same.
     """
-    folder = Path(source.reference).expanduser() if isinstance(source.reference, str) else None
-    if folder and folder.is_dir():
+    source = source if isinstance(source, Source) else Source(source)
+    folder = Path(source.name).expanduser()
+    if isinstance(source.reference, str) and is_folder(folder):
         return _load_senteval(folder, source.name)
     pairs: list[Graded] = []
     layouts: dict[str, None] = {}
     ungraded: list[RowError] = []
+    highest: dict[str, float] = {}
+    sets: set[str] = set()
     for row, columns, layout in _rows(source):
         layouts[layout] = None
+        sets.add(str(row.cells.get("SemEval_set")))
         try:
             pairs.append(_parse(row, columns))
+            highest[row.place] = max(pairs[-1][2], highest.get(row.place, 0.0))
         except _NoGoldError as error:
             ungraded.append(error)
     if ungraded and not pairs:
@@ -92,6 +98,15 @@ def load_graded_pairs(source: Source) -> GradedPairs:
         )
     if ungraded:
         raise ungraded[0]
+    if len(sets) > 1:
+        raise InputError(f"{source.name}: holds several sets, {listed(sorted(sets))} in SemEval_set: keep one")
+    if len({value <= 1 for value in highest.values()}) > 1:
+        raise InputError(f"{source.name}: some of its files have scores up to 1, some up to 5: name one of them")
+    if "sentence1, sentence2, label" in layouts and all(score == int(score) for _, _, score in pairs):
+        raise InputError(
+            f"{source.name}: its label holds whole numbers only: are these classes? graded scores stand in a column "
+            "score, or in GLUE's label with their decimals"
+        )
     return _graded(pairs, source.name, {"sources": source.record(), "columns": list(layouts)})
 
 
@@ -120,7 +135,7 @@ def _rows(source: Source) -> Iterator[tuple[Row, Columns, str]]:
         for row in rows:
             if isinstance(row, RowError):
                 raise row
-            named = columns or _by_name(row.cells, row.where)
+            named = columns or _by_name(row.cells, row.where_named)
             yield row, named, layout or ", ".join(named)
 
 
@@ -134,7 +149,7 @@ def _open(path: Path) -> tuple[Iterator[Row | RowError], Columns | None, str]:
     if len(by_tabs) >= 7 and _number(by_tabs[4]) is not None:
         return _official_rows(path, name), _OFFICIAL, "without a header, as STS-B is published: columns 6, 7 and 5"
     layout = ".csv" if promised == ".csv" else ".tsv"
-    fields = by_tabs if layout == ".tsv" else next(csv.reader([line]), [])
+    fields = by_tabs if layout == ".tsv" or not line else split_quoted(name, 1, line, ",")
     if len(fields) == 3 and _number(fields[2]) is not None:
         rows = read_file(path, name, layout=layout, header=False)
         return rows, _HEADERLESS, "without a header: columns 1, 2 and 3"
@@ -160,7 +175,7 @@ def _by_name(found: Iterable[str], where: str) -> Columns:
         if set(names) <= set(found):
             return names
     raise InputError(
-        f"{where}: found the columns {', '.join(map(str, found))}, but need sentence1, sentence2 and score "
+        f"{where}: found the columns {listed(found)}, but need sentence1, sentence2 and score "
         "(a table without a header has these three in this order)"
     )
 
@@ -179,7 +194,7 @@ def _parse(row: Row, columns: Columns) -> Graded:
 
 def _number(value: Any) -> float | None:
     try:
-        return float(value)
+        return None if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -202,7 +217,8 @@ def _load_senteval(folder: Path, name: str) -> GradedPairs:
         ungraded += left_out
         subsets[part] = len(graded)
         sources += [file_record(path), file_record(gold)]
-    facts = {"sources": sources, "subsets": subsets, "pairs_without_score": ungraded}
+    layout = "SentEval's: two sentences a line, split by a tab, and their scores in a file of their own"
+    facts = {"sources": sources, "columns": [layout], "subsets": subsets, "pairs_without_score": ungraded}
     return replace(_graded(pairs, name, facts, HIGHEST_SCORE), subsets=subsets)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,15 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from simcse_st.data.columns import KNOWN_NAMES, ROLES, Columns, Mapped
+from simcse_st.data.columns import KNOWN_NAMES, ROLES, Columns, Mapped, check_columns, is_negative_name
 from simcse_st.data.rows import BAD_LABEL, Problems, Row, RowError, excerpt, progress, sentence
 from simcse_st.data.sources import Source
 from simcse_st.data.spool import Spool
 from simcse_st.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 LABELS = ("entailment", "neutral", "contradiction")
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 _LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
+_WORDS_FOR_NOTHING = {"nan", "NaN", "None", "none", "NULL", "null", "<NA>"}
+_WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
 _NO_CONSENSUS = ("-1", "-", "")
 
 
@@ -39,6 +45,12 @@ class Reading:
     max_characters: int | None = None
     sample_rows: int | None = None
     sample_seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.sample_rows is not None and self.sample_rows < 1:
+            raise InputError(f"sample_rows must be at least 1, not {self.sample_rows}")
+        if self.max_characters is not None and self.max_characters < 1:
+            raise InputError(f"max_characters must be at least 1, not {self.max_characters}")
 
 
 @dataclass(frozen=True)
@@ -80,15 +92,20 @@ def read_table(source: Source, reading: Reading, *, sentences: bool) -> Table:
     if reader.kind is None:
         raise InputError(f"{source.name}: there is no row in it that can be used")
     facts = {
-        "sources": source.record(),
+        "sources": reader.sources(),
         "columns": reader.roles,
         "columns_left_out": list(reader.left_out),
         "rows_read": reader.rows_read,
         "rows_usable": len(spool),
         "dropped": {**dict(reader.dropped), **dict(reader.problems.counts)},
         "unusable_rows": reader.problems.first,
+        "strict": reading.strict,
+        "max_characters": reading.max_characters,
+        "words_for_nothing": dict(reader.words_for_nothing),
         "sample": None,
     }
+    if sentences:
+        facts["blank_texts"] = reader.blank_texts
     chosen = None
     if reading.sample_rows is not None:
         if reading.sample_rows > len(spool):
@@ -117,8 +134,11 @@ class _Reader:
         self.problems = Problems(reading.strict)
         self.kind: str | None = None
         self.rows_read = 0
-        self.dropped: Counter[str] = Counter(no_consensus=0, blank=0, too_long=0)
+        self.dropped: Counter[str] = Counter(no_consensus=0, too_long=0)
+        self.blank_texts = 0
+        self.words_for_nothing: Counter[str] = Counter()
         self.roles: dict[str, list[str]] = {}
+        self.rows_of: Counter[str] = Counter()
         self.left_out: dict[str, None] = {}
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
@@ -133,15 +153,13 @@ class _Reader:
             if isinstance(row, RowError):
                 self.problems.add(row)
                 continue
+            self.rows_of[row.place] += 1
             if columns is None or row.place != place:
                 columns, place = self._columns(row, header), row.place
             if row.cells.keys() != names:
                 names = row.cells.keys()
                 seen.update(names)
-                self.left_out.update(dict.fromkeys(columns.left_out(names)))
-                for name in columns.negatives(names):
-                    if name not in self.roles.setdefault("negative", []):
-                        self.roles["negative"].append(name)
+                self._note_columns(row, columns)
             try:
                 yield from self._parsed(row, columns)
             except RowError as error:
@@ -159,18 +177,39 @@ class _Reader:
             raise InputError(
                 f"{self.source.name}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode"
             )
-        if columns.kind == "pairs" and not self.sentences and "label" in row.cells and not self.reading.columns:
-            raise InputError(
-                f"{row.where}: a label beside {columns.first} and {columns.second}: if it tells the positive pairs, "
-                f"keep those only; if not, set data.columns={{anchor: {columns.first}, positive: {columns.second}}}"
-            )
-        if not header and row.cells[columns.first] in KNOWN_NAMES:
-            raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+        if not header:
+            self._check_no_header(row, columns)
         self.kind = columns.kind
         # In the order of their roles; that of the hard negatives follows as they are met.
         names = zip(ROLES[columns.kind], (columns.first, columns.second, columns.label), strict=False)
         self.roles = self.roles or {role: [name] for role, name in names}
         return columns
+
+    def _note_columns(self, row: Row, columns: Columns) -> None:
+        """Takes down what the columns of a row are used for, when they are others than those of the row before."""
+        if not self.sentences:
+            check_columns(row, columns, told=bool(self.reading.columns))
+        self.left_out.update(dict.fromkeys(columns.left_out(row.cells)))
+        for name in columns.negatives(row.cells):
+            if name not in self.roles.setdefault("negative", []):
+                self.roles["negative"].append(name)
+
+    def _check_no_header(self, row: Row, columns: Columns) -> None:
+        """Says what the first row holds by the numbers of its columns; a header there would become a pair."""
+        used = [columns.first, columns.second, columns.label, *columns.negatives(row.cells)]
+        cells = {name: row.cells.get(name) for name in used if name}
+        if any(cell in KNOWN_NAMES or is_negative_name(cell) for cell in cells.values()):
+            raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+        shown = ", ".join(f"column {name} is {excerpt(cell, 40)}" for name, cell in cells.items())
+        logger.info("columns  without a header; in the first row %s", shown)
+
+    def sources(self) -> list[dict[str, Any]]:
+        """What identifies each input, with the number of its rows (of several files, without broken ones)."""
+        records, paths = self.source.record(), self.source.paths()
+        if paths is None or len(paths) == 1:
+            return [{**record, "rows": self.rows_read} for record in records]
+        counts = (self.rows_of[f"{path}:"] + self.rows_of[f"{path} row "] for path in paths)
+        return [{**record, "rows": count} for record, count in zip(records, counts, strict=True)]
 
     def _parsed(self, row: Row, columns: Columns) -> Iterator[tuple[int, list[str]]]:
         label = ENTAILMENT
@@ -195,10 +234,22 @@ class _Reader:
             listed = _listed(row.cells.get(name))
             values += [(name, text) for text in listed if text is not None and text != ""]
         if self.sentences:
-            kept = [(name, text) for name, text in values if not (isinstance(text, str) and not text.strip())]
-            self.dropped["blank"] += len(values) - len(kept)
+            kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
+            self.blank_texts += len(values) - len(kept)
             values = kept
+        else:
+            for name, text in values[len(names) :]:
+                self._check_negative(row, name, text)
         return [sentence(row, name, text) for name, text in values]
+
+    def _check_negative(self, row: Row, name: str, text: Any) -> None:
+        """Hard negatives that say nothing in so many words are odd; a list written as text is none."""
+        if text in _WORDS_FOR_NOTHING:
+            self.words_for_nothing[text] += 1
+        elif isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+            raise RowError(
+                f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for lists"
+            )
 
 
 def _listed(value: Any) -> list[Any]:
