@@ -280,6 +280,12 @@ def _first_process() -> bool:
 def _quiet_libraries() -> None:
     """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    # What they warn of here is said in our own words: no card's metadata, a copy from the cache.
+    for name in ("huggingface_hub.repocard", "huggingface_hub.repocard_data", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     logger = logging.getLogger("simcse_st")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))

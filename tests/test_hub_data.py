@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
@@ -19,6 +20,7 @@ TEXT = Value("string")
 NLI_LABELS = ClassLabel(names=["entailment", "neutral", "contradiction"])
 # Premises of three rows each, in the order neutral, entailment, contradiction, and one row without consensus.
 NLI = [(f"p{i // 3}", f"h{i}", (1, 0, 2)[i % 3]) for i in range(60)]
+CSV = b'sent0,sent1,hard_neg\na,"b, c",d\ne,None,n/a\nNA,h,\n1,2,3\n'
 NLI.insert(7, ("p2", "no consensus", -1))
 
 
@@ -57,7 +59,6 @@ def commits(hub: Hub) -> dict[str, str]:
         {"sentence1": TEXT, "sentence2": TEXT, "score": Value("float64")},
     )
     triplets = {"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]}
-    csv = b'sent0,sent1,hard_neg\na,"b, c",d\ne,f,g\n'
     return {
         "stsb": add(
             hub, "sentence-transformers/stsb",
@@ -92,9 +93,12 @@ def commits(hub: Hub) -> dict[str, str]:
             {"pair-class": {"train": "pair-class/train"}, "triplet": {"train": "triplet/train"}},
             {"triplet/train": parquet(triplets, dict.fromkeys(triplets, TEXT)), "pair-class/train": nli_table(NLI)},
         ),
+        "csv": hub.add_repo(
+            "dataset", "acme/csv", {"train.csv": b"anchor,positive,negative\na,b,None\nc,d,\ne,f,NA\n"}
+        ),
         "simcse": hub.add_repo(
             "dataset", "princeton-nlp/datasets-for-simcse",
-            {"nli_for_simcse.csv": csv, "wiki1m_for_simcse.txt": b"One sentence.\nAnother one .\n\nOne sentence.\n"},
+            {"nli_for_simcse.csv": CSV, "wiki1m_for_simcse.txt": b"One sentence.\nAnother one .\n\nOne sentence.\n"},
         ),
     }  # fmt: skip
 
@@ -149,6 +153,7 @@ def test_the_shipped_recipes_read_their_data_from_the_hub(
             ["snli-sup", base, "data.sample=null", "data.train=acme/renumbered"],
             ["snli-sup", base, "data.sample=null", "data.train={dataset: sentence-transformers/all-nli, config: triplet}"],
             ["snli-sup", base, "data.sample=null", "data.train={dataset: sentence-transformers/all-nli, config: pair-class}"],
+            ["snli-sup", base, "data.sample=null", "data.train=acme/csv"],
         ],
     )  # fmt: skip
     everything = expected_pairs(NLI)
@@ -157,7 +162,13 @@ def test_the_shipped_recipes_read_their_data_from_the_hub(
     train = [manifest["train"] for _, manifest in outcomes]
     assert rows[0] == rows[5] == rows[6] == rows[8] == everything
     assert train[0]["sources"] == [
-        {"dataset": "stanfordnlp/snli", "config": None, "split": "train", "revision": commits["snli"]}
+        {
+            "dataset": "stanfordnlp/snli",
+            "config": "plain_text",
+            "split": "train",
+            "revision": commits["snli"],
+            "rows": 61,
+        }
     ]
     assert (train[0]["rows_read"], train[0]["rows_usable"], train[0]["dropped"]["no_consensus"]) == (61, 60, 1)
     assert (train[1]["sample"], sum(train[1]["labels"].values())) == ({"rows": 40, "seed": 42}, 40)
@@ -167,11 +178,18 @@ def test_the_shipped_recipes_read_their_data_from_the_hub(
     )
     assert rows[2] == [json.dumps({"sentence": text}) for text in sentences]
     assert [json.loads(line) for line in rows[3]] == [
-        {"anchor": "a", "positive": "b, c", "negative": ["d"]}, {"anchor": "e", "positive": "f", "negative": ["g"]},
+        {"anchor": "a", "positive": "b, c", "negative": ["d"]}, {"anchor": "e", "positive": "None", "negative": ["n/a"]},
+        {"anchor": "NA", "positive": "h", "negative": []}, {"anchor": "1", "positive": "2", "negative": ["3"]},
     ]  # fmt: skip
-    assert train[3]["sources"][0]["files"] == "nli_for_simcse.csv"
+    digest = hashlib.sha256(CSV).hexdigest()
+    assert train[3]["sources"][0] == {
+        "dataset": "princeton-nlp/datasets-for-simcse", "revision": commits["simcse"],
+        "files": [{"file": "nli_for_simcse.csv", "sha256": digest}], "rows": 4,
+    }  # fmt: skip
     assert [json.loads(line)["sentence"] for line in rows[4]] == ["One sentence.", "Another one ."]
-    assert train[4]["dropped"]["duplicate"] == 1
+    assert (train[4]["duplicate_texts"], train[4]["blank_texts"]) == (1, 1)
+    # Of a data set of CSV files, "None" and "NA" are texts too.
+    assert [json.loads(line)["negative"] for line in rows[9]] == [["None"], [], ["NA"]]
     assert train[5]["sources"][0]["revision"] == commits["multi_nli"]
     assert train[5]["columns_left_out"] == ["pairID", "genre"]
     assert [json.loads(line)["negative"] for line in rows[7]] == [["e"], ["f"]]
@@ -209,7 +227,7 @@ def test_what_the_hub_does_not_have_or_does_not_give(
             ),
             ("acme/private[train]: ", "doesn't exist on the Hub or cannot be accessed", "set HF_TOKEN"),
             ("acme/gated[train]: ", "gated", "set HF_TOKEN"),
-            ("stanfordnlp/snli[train] (nothing-*.csv): ",),
+            ("stanfordnlp/snli[train] (nothing-*.csv): ", "no file of this name or pattern"),
         ],
         strict=True,
     ):
@@ -249,3 +267,22 @@ def test_a_hub_out_of_reach(hub: Hub, commits: dict[str, str], tiny_base: Path, 
     assert cached[0] == pinned[0] == online
     assert cached[1]["train"]["sources"][0]["revision"] == commits["snli"]
     assert f"the copy in the cache is of commit {commits['snli']}, which may not be the revision ffff" in other
+
+
+def test_what_is_broken_in_a_hub_data_set_is_named(hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path):
+    hub.add_repo("dataset", "acme/broken", {"train.jsonl": b'{"anchor": "a", "positive": "b"}\n{"anchor": \n'})
+    hub.add_repo("dataset", "acme/empty", {"README.md": b"nothing yet\n"})
+    keys = ["snli-sup", f"model.base={tiny_base}", "data.sample=null"]
+    named = "data.train={dataset: acme/broken, files: train.jsonl}"
+    found = prepare_all(
+        hub, tmp_path / "home", tmp_path / "out",
+        [
+            [*keys, "data.train=acme/broken"], [*keys, named], [*keys, named, "data.strict=false"], [*keys, "data.train=acme/empty"],
+        ],
+    )  # fmt: skip
+    assert found[0].startswith("acme/broken[train]: cannot be read from the Hugging Face Hub: ")
+    assert "JSON" in found[0]
+    assert found[1].startswith("acme/broken/train.jsonl:2: not a JSON object on one line")
+    assert found[2][1]["train"]["dropped"]["broken"] == 1
+    assert "acme/empty" in found[3]
+    assert "network" not in found[3]
