@@ -163,6 +163,9 @@ def evaluate(
         Path | None,
         typer.Option("--output", metavar="DIR", help="Folder of evaluation.json; by default that of a single run."),
     ] = None,
+    mteb: Annotated[
+        str | None, typer.Option("--mteb", metavar="TASK,...", help="Tasks of the MTEB leaderboard to run too.")
+    ] = None,
     figures: Annotated[
         bool, typer.Option("--figures", help="Draw pictures too (pip install 'simcse-st[plot]').")
     ] = False,
@@ -188,6 +191,7 @@ def evaluate(
         senteval=senteval,
         output=output,
         figures=figures,
+        mteb=mteb.split(",") if mteb else (),
     )
     _print_tables(evaluation_tables(record))
     print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")

@@ -16,6 +16,7 @@ from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.evaluation import embed
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
+from simcse_st.leaderboard import find_tasks, run_tasks
 from simcse_st.loading import load_model
 from simcse_st.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
 from simcse_st.modeling import POOLINGS
@@ -50,6 +51,7 @@ def evaluate(
     senteval: str | Path | None = None,
     output: str | Path | None = None,
     figures: bool = False,
+    mteb: Sequence[str] = (),
     device: str | None = None,
 ) -> dict[str, Any]:
     """Measures models.
@@ -65,6 +67,7 @@ def evaluate(
         output: A folder for ``evaluation.json``; what it says of the same model and data is used again.
         figures: Whether to draw pictures into ``output/figures``: cosine against gold score, alignment against
             uniformity, and of run folders the dev score and the loss over the steps.
+        mteb: Names of tasks of the MTEB leaderboard to run too.
         device: Where to compute.
 
     Returns:
@@ -82,6 +85,7 @@ def evaluate(
         if not output:
             raise ValueError("figures need an output folder")
         check_matplotlib()
+    leaderboard = find_tasks(mteb) if mteb else []
     data = _load_data(wanted, references, dev, test, senteval)
     path = Path(output) / RECORD if output else None
     earlier = _earlier(path) if path and path.is_file() else []
@@ -91,6 +95,8 @@ def evaluate(
         loaded = load_model(reference, pooling, device)
         known = {**_known_scores(earlier, loaded.facts["model_sha256"]), **loaded.known}
         results, dev_cosines[loaded.name] = _measure(wanted, data, loaded.model, known)
+        if leaderboard:
+            results["mteb"] = run_tasks(loaded.model, leaderboard)
         measured.append({"name": loaded.name, **loaded.facts, "tasks": results})
     record = {
         "protocol": PROTOCOL,

@@ -77,6 +77,8 @@ def evaluation_tables(record: dict[str, Any]) -> list[Table]:
         title = "Spearman x100 of cosine similarity; alignment and uniformity: lower is better"
         tables.append(Table(title, ["", *heads], rows))
     tables += _sts_tables(models)
+    if "mteb" in models[0]["tasks"]:
+        tables.append(_mteb_table(models))
     if "gold-scores" in models[0]["tasks"]:
         tables.append(_gold_table(models))
     return tables
@@ -108,6 +110,15 @@ def _sts_tables(models: list[dict[str, Any]]) -> list[Table]:
         heads.append("average")
     title = "Spearman x100, 'all': one over all subsets of a year together, as in the paper"
     return [Table(title, ["", *heads], rows)]
+
+
+def _mteb_table(models: list[dict[str, Any]]) -> Table:
+    tasks = models[0]["tasks"]["mteb"]
+    heads = [f"{name}\n{task['metric']}" for name, task in tasks.items()]
+    rows = [
+        [model["name"], *(f"{model['tasks']['mteb'][name]['main_score']:.2f}" for name in tasks)] for model in models
+    ]
+    return Table("MTEB, the main score of each task, x100", ["", *heads], rows)
 
 
 def _gold_table(models: list[dict[str, Any]]) -> Table:

@@ -103,8 +103,8 @@ def load_pairs(
     if not len(spool):
         rows = "rows of the sample" if table.facts["sample"] else "rows that are left"
         found = f"none of the {rows} is an entailment" if table.kind == "labelled" else "no row is left"
-        counts = [f"{count} {reason.replace('_', ' ')}" for reason, count in dropped.items() if count]
-        why = ", ".join([f"{table.facts['rows_read']} read", *counts])
+        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in dropped.items() if count]
+        why = ", ".join([f"{table.facts['rows_read']} read", *numbers])
         raise InputError(f"{source.name}: no pair: {found} ({why})")
     counts = describe_pairs(progress(spool, "counting", len(spool)))
     facts = {**table.facts, "dropped": dropped, "rule": words, **counts}
