@@ -216,6 +216,8 @@ HEADER = "premise,hypothesis,label\n"
         ("t.jsonl", '{"anchor": "a", "positive": null}\n', "t.jsonl:1: positive is missing"),
         ("t.jsonl", PAIR + '\n{"anchor": " ", "positive": "b"}\n', "t.jsonl:3: anchor is ' '"),
         ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": ["c", 3]}\n', "t.jsonl:1: negative is 3"),
+        ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": [["c"]]}\n', r"t.jsonl:1: negative is \['c'\], but must be a sentence"),
+        ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": {"c": 1}}\n', "t.jsonl:1: negative is .*, but must be a sentence"),
         ("t.jsonl", '{"anchor": "a", "positive": "b", "negative": " "}\n', "t.jsonl:1: negative is ' '"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 3}\n', "t.jsonl:1: label is 3, but must be entailment"),
         ("t.jsonl", '{"premise": "a", "hypothesis": "b", "label": 0.0}\n', "t.jsonl:1: label is 0.0, .*; write whole numbers"),

@@ -49,8 +49,11 @@ class HubSplit:
         files = f" ({self.files})" if self.files else ""
         return f"{self.dataset}[{self.split}]{files}"
 
-    def rows(self) -> Iterator[Row | RowError]:
+    def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
         """Reads all rows, with class labels by their names; named files as the files of this disk are read.
+
+        Args:
+            header: Of named files: whether tables name their columns.
 
         Raises:
             InputError: The hub cannot be reached, or has no such data set, configuration or split for this user.
@@ -58,8 +61,10 @@ class HubSplit:
         if self.files:
             folder, paths = _fetched(self)
             for path in paths:
-                yield from read_file(path, f"{self.dataset}/{path.relative_to(folder)}")
+                yield from read_file(path, f"{self.dataset}/{path.relative_to(folder)}", header=header)
             return
+        if not header:
+            raise InputError(f"{self.name}: data.columns by numbers is for CSV and TSV; here columns have names")
         import datasets  # seconds to import, and files do not need it
 
         if self.split is None:

@@ -93,7 +93,7 @@ class Source:
         """
         paths = self.paths()
         if paths is None:
-            yield from self._hub().rows()
+            yield from self._hub().rows(header=header)
             return
         for path in paths:
             if not header and file_format(path) not in DELIMITED:

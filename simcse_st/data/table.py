@@ -244,9 +244,11 @@ class _Reader:
 
     def _check_negative(self, row: Row, name: str, text: Any) -> None:
         """Hard negatives that say nothing in so many words are odd; a list written as text is none."""
+        if not isinstance(text, str):
+            return  # an error in any case, by the check of all texts
         if text in _WORDS_FOR_NOTHING:
             self.words_for_nothing[text] += 1
-        elif isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+        elif _WRITTEN_LIST.fullmatch(text):
             raise RowError(
                 f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for lists"
             )
