@@ -54,15 +54,19 @@ def load_model(reference: str, pooling: str | None = None, device: str | None = 
             f"{reference}:mean"
         )
     name = f"{Path(place).name}:{own_pooling}".rstrip(":") if Path(place).is_absolute() else reference
-    facts = {
-        "revision": revision,
+    facts = {"revision": revision, **describe_model(model)}
+    return Loaded(name, model, facts, known if known.pop("model_sha256", None) == facts["model_sha256"] else {})
+
+
+def describe_model(model: SentenceTransformer) -> dict[str, Any]:
+    """What identifies a model, whatever it is called."""
+    return {
         "model_sha256": model_sha256(model),
         "modules": [_describe_module(module) for module in model],
         "dimension": model.get_embedding_dimension(),
         "max_length": model.max_seq_length,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    return Loaded(name, model, facts, known if known.pop("model_sha256", None) == facts["model_sha256"] else {})
 
 
 def _find(place: str) -> tuple[Path, str | None, dict[str, Any]]:

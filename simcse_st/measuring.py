@@ -17,7 +17,7 @@ from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.evaluation import embed
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.leaderboard import find_tasks, run_tasks
-from simcse_st.loading import load_model
+from simcse_st.loading import describe_model, load_model
 from simcse_st.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
 from simcse_st.modeling import POOLINGS
 from simcse_st.preparing import source_of
@@ -94,21 +94,51 @@ def evaluate(
     for reference in references:
         loaded = load_model(reference, pooling, device)
         known = {**_known_scores(earlier, loaded.facts["model_sha256"]), **loaded.known}
-        results, dev_cosines[loaded.name] = _measure(wanted, data, loaded.model, known)
+        name = loaded.name if loaded.name not in dev_cosines else f"{loaded.name} ({len(dev_cosines) + 1})"
+        results, dev_cosines[name] = _measure(wanted, data, loaded.model, known)
         if leaderboard:
             results["mteb"] = run_tasks(loaded.model, leaderboard)
-        measured.append({"name": loaded.name, **loaded.facts, "tasks": results})
-    record = {
-        "protocol": PROTOCOL,
-        "data": {name: pairs.facts for name, pairs in data.items()},
-        "models": measured,
-        "environment": describe_environment(loaded.model.device, "fp32"),
-    }
+        measured.append({"name": name, **loaded.facts, "tasks": results})
+    record = _record(data, measured, loaded.model)
     if path:
         _write(path, record)
     if path and figures:
         _draw(record, references, data, dev_cosines, path.parent / "figures")
     return record
+
+
+def measure_run(
+    name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs, test_scores: dict[str, float]
+) -> dict[str, Any]:
+    """Measures the kept model of a run by the default tasks, as far as its dev data admit them.
+
+    Args:
+        name: What to call it.
+        model: The model, as loaded back.
+        dev: The pairs that chose it.
+        test: The pairs of its one test score.
+        test_scores: That score.
+
+    Returns:
+        A record as :func:`evaluate` gives it.
+    """
+    alike = any(dev.paraphrases())
+    tasks = [task for task in GROUPS["default"] if alike or task not in ("geometry", "retrieval")]
+    data = {"dev": dev, "test": test}
+    sha = test.facts["pairs_sha256"]
+    correlation = {key: test_scores[key] for key in ("spearman", "pearson")}
+    known = {sha: {**correlation, "n": len(test), "pairs_sha256": sha, "from": "results.json"}}
+    results, _ = _measure(tasks, data, model, known)
+    return _record(data, [{"name": name, "revision": None, **describe_model(model), "tasks": results}], model)
+
+
+def _record(data: dict[str, GradedPairs], models: list[dict[str, Any]], model: SentenceTransformer) -> dict[str, Any]:
+    return {
+        "protocol": PROTOCOL,
+        "data": {name: pairs.facts for name, pairs in data.items()},
+        "models": models,
+        "environment": describe_environment(model.device, "fp32"),
+    }
 
 
 def task_names(names: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from simcse_st.evaluation import STSEvaluator
 from simcse_st.folder import check_folder, make_folder, write_json
 from simcse_st.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
+from simcse_st.measuring import RECORD, measure_run
 from simcse_st.modeling import model_sha256, weights_sha256
 from simcse_st.recipe import Recipe, resolve
 
@@ -112,13 +113,14 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         model = _load_saved(folder / "model", str(process.device))
         return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
     model = _keep(best, folder, str(process.device))
+    test_scores = test(model)
     results = {
         "recipe": recipe.name,
         "best_step": best.best_step,
         "total_steps": total_steps,
         "base": {split: metrics["spearman"] for split, metrics in base.items()},
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
-        "test": {**test(model), "pairs": len(inputs.test)},
+        "test": {**test_scores, "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
         "model_sha256": model_sha256(model),
         "train_seconds": seconds,
@@ -126,6 +128,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "batches": loss.seen.summary(),
     }
     write_json(folder / "results.json", results)
+    write_json(folder / RECORD, measure_run(recipe.name, model, inputs.dev, inputs.test, test_scores))
     base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
     card = render_card(
         template, recipe.model_dump(mode="json"), results, inputs.manifest, environment, base_model=base_model

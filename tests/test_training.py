@@ -60,7 +60,7 @@ def test_a_run_leaves_records_that_agree_with_its_model(recipe: Recipe, tmp_path
     result = train(recipe, tmp_path / "run")
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
-        "recipe.yaml", "manifest.json", "environment.json", "history.jsonl", "results.json", "model",
+        "recipe.yaml", "manifest.json", "environment.json", "history.jsonl", "results.json", "evaluation.json", "model",
     }  # fmt: skip
     assert load_recipe(folder / "recipe.yaml") == recipe
 
@@ -213,9 +213,13 @@ def test_runs_are_not_overwritten_unless_asked(recipe: Recipe, tmp_path: Path):
     with pytest.raises(InputError, match="exists already"):
         train(recipe, folder)
     assert (folder / "results.json").read_bytes() == before
-    (folder / "left-over").touch()
+    (folder / "checkpoints").mkdir()
+    (folder / "model" / "left-over").touch()
+    (folder / "notes.txt").touch()
     train(change(recipe, "training", epochs=1), folder, overwrite=True)
-    assert not (folder / "left-over").exists()
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "model" / "left-over").exists()
+    assert (folder / "notes.txt").exists()  # a user's own
 
     precious = tmp_path / "thesis"
     precious.mkdir()
