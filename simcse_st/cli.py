@@ -198,6 +198,16 @@ def evaluate(
 
 
 @app.command()
+def card(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+) -> None:
+    """Write a run's model card again, from its records."""
+    from simcse_st.publishing import write_card
+
+    print(write_card(run))
+
+
+@app.command()
 def report(
     places: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders and evaluation.json files.")],
     output: Annotated[

@@ -157,11 +157,29 @@ def report(places: Sequence[str]) -> dict[str, Any]:
         raise InputError("nothing to report: name run folders or evaluation.json files")
     comparable = [system for system in systems if system["n"] == _STSB]
     for system in comparable:
-        paper = next((row for row in REPORTED if row["kind"] == system.get("kind")), None)
-        if paper:
-            system["gap"] = {split: system[split] - float(str(paper[split])) for split in _STSB}
+        gap = gap_to_paper(system.get("kind", ""), system, system["n"])
+        if gap:
+            system["gap"] = {split: gap[split] for split in _STSB}
     reported = [{**row, "n": _STSB, "reported": True} for row in REPORTED] if comparable else []
     return {"systems": [*systems, *reported]}
+
+
+def gap_to_paper(kind: str, scores: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any] | None:
+    """How far a model is from the paper's BERT-base of its kind.
+
+    Args:
+        kind: ``supervised`` or ``unsupervised``.
+        scores: Spearman x100 by split.
+        sizes: Pairs by split; of other data than all of STS-B there is no gap.
+
+    Returns:
+        ``dev`` and ``test``, each against the paper's own, with ``name`` and ``paper``, its numbers; or None.
+    """
+    paper = next((row for row in REPORTED if row["kind"] == kind), None)
+    if paper is None or sizes != _STSB:
+        return None
+    reported = {split: float(str(paper[split])) for split in _STSB}
+    return {**{split: scores[split] - reported[split] for split in _STSB}, "name": paper["name"], "paper": reported}
 
 
 def report_table(record: dict[str, Any]) -> Table:

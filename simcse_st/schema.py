@@ -211,6 +211,19 @@ class TrainingSection(_Section):
     """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
 
 
+class CardSection(_Section):
+    """What the model card says beside the records."""
+
+    authors: list[_Name] = []
+    """Who made the model."""
+    license: _Name | None = None
+    """Its licence, as the hub names it, e.g. ``apache-2.0``."""
+    language: list[_Name] = ["en"]
+    """Of the training data, as ISO 639 codes."""
+    notes: str = ""
+    """A paragraph of your own, in Markdown."""
+
+
 class Recipe(_Section):
     """Everything that determines a run.
 
@@ -231,6 +244,7 @@ class Recipe(_Section):
     data: DataSection
     loss: LossSection = LossSection()
     training: TrainingSection = TrainingSection()
+    card: CardSection = CardSection()
 
     def to_yaml(self) -> str:
         """The whole recipe with every default written out, so that a later version's defaults change nothing."""

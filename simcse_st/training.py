@@ -19,7 +19,7 @@ from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
-from simcse_st.card import load_template, render_card
+from simcse_st.card import load_template
 from simcse_st.collator import SimCSECollator
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
@@ -29,7 +29,8 @@ from simcse_st.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loss import SimCSELoss
 from simcse_st.measuring import RECORD, measure_run
 from simcse_st.modeling import model_sha256, weights_sha256
-from simcse_st.recipe import Recipe, resolve
+from simcse_st.publishing import write_card
+from simcse_st.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
     if process.is_main_process:
         check_folder(folder, overwrite)
-    template = load_template()
+    load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
     if process.is_main_process:
         state_inputs(recipe, inputs)
@@ -129,11 +130,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     }
     write_json(folder / "results.json", results)
     write_json(folder / RECORD, measure_run(recipe.name, model, inputs.dev, inputs.test, test_scores))
-    base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
-    card = render_card(
-        template, recipe.model_dump(mode="json"), results, inputs.manifest, environment, base_model=base_model
-    )
-    (folder / "model" / "README.md").write_text(card, encoding="utf-8")
+    write_card(folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     process.wait_for_everyone()
     return TrainResult(folder, model, results)

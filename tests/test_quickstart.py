@@ -60,7 +60,7 @@ def test_the_quickstart_improves_both_scores_without_a_network(tmp_path: Path):
     for score in (*before.values(), *after.values()):  # all four in one table
         assert f"{score:.2f}" in done.stdout
     card = (tmp_path / "runs" / "quickstart" / "model" / "README.md").read_text()
-    assert f"| after | {after['dev']:.2f} | {after['test']:.2f} |" in card
+    assert f"| **this model** | **{after['dev']:.2f}** | **{after['test']:.2f}** |" in card
     assert str(tmp_path) not in card
     print(
         f"\nquickstart: dev {before['dev']:.2f} -> {after['dev']:.2f}, test {before['test']:.2f} -> {after['test']:.2f}"
