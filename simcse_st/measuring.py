@@ -88,18 +88,18 @@ def evaluate(
     leaderboard = find_tasks(mteb) if mteb else []
     data = _load_data(wanted, references, dev, test, senteval)
     path = Path(output) / RECORD if output else None
-    earlier = _earlier(path) if path and path.is_file() else []
+    earlier = _earlier(path) if path and path.is_file() else {"models": [], "data": {}}
     measured: list[dict[str, Any]] = []
     dev_cosines: dict[str, list[float]] = {}
     for reference in references:
         loaded = load_model(reference, pooling, device)
-        known = {**_known_scores(earlier, loaded.facts["model_sha256"]), **loaded.known}
+        known = {**_known_scores(earlier["models"], loaded.facts["model_sha256"]), **loaded.known}
         name = loaded.name if loaded.name not in dev_cosines else f"{loaded.name} ({len(dev_cosines) + 1})"
         results, dev_cosines[name] = _measure(wanted, data, loaded.model, known)
         if leaderboard:
             results["mteb"] = run_tasks(loaded.model, leaderboard)
         measured.append({"name": name, **loaded.facts, "tasks": results})
-    record = _record(data, measured, loaded.model)
+    record = _with_earlier(_record(data, measured, loaded.model), earlier)
     if path:
         _write(path, record)
     if path and figures:
@@ -190,15 +190,28 @@ def _source_of_run(references: Sequence[str], split: str) -> Source:
     return Source("sentence-transformers/stsb", split=default)
 
 
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    """The models of a record that stands there already."""
+def _earlier(path: Path) -> dict[str, Any]:
+    """The record that stands there already."""
     try:
-        models = json.loads(path.read_text("utf-8"))["models"]
-        if all(isinstance(model["tasks"], dict) and isinstance(model["model_sha256"], str) for model in models):
-            return list(models)
-    except (OSError, ValueError, LookupError, TypeError):
+        record = dict(json.loads(path.read_text("utf-8")))
+        models = [(model["tasks"].items(), model["model_sha256"]) for model in record["models"]]
+        data = [facts["pairs_sha256"] for facts in record["data"].values()]
+        if all(isinstance(value, str) for value in [*data, *(sha for _, sha in models)]):
+            return record
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     raise InputError(f"{path} is no record of this command: delete it, or choose another --output")
+
+
+def _with_earlier(record: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Adds what an earlier record says of the same models on the same data, so that tasks can be run one by one."""
+    both = record["data"].keys() & earlier["data"].keys()
+    if any(record["data"][name]["pairs_sha256"] != earlier["data"][name]["pairs_sha256"] for name in both):
+        return record
+    tasks = {model["model_sha256"]: model["tasks"] for model in earlier["models"]}
+    for model in record["models"]:
+        model["tasks"] = {**tasks.get(model["model_sha256"], {}), **model["tasks"]}
+    return {**record, "data": {**earlier["data"], **record["data"]}}
 
 
 def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str, dict[str, Any]]:
@@ -235,7 +248,7 @@ def _measure(
             sts_year(pairs.scores, cosines, pairs.subsets) if name in YEARS else correlations(pairs.scores, cosines)
         )
         results[name] = {**scores, "pairs_sha256": pairs.facts["pairs_sha256"]}
-    if "dev" in data:
+    if set(ON_DEV) & set(tasks):
         results.update(_measure_on_dev(tasks, data["dev"], place, embeddings))
     if set(GROUPS["sts"]) <= results.keys():
         of_tasks = [results[task].get("all", results[task].get("spearman")) for task in GROUPS["sts"]]

@@ -106,6 +106,19 @@ def test_changed_weights_or_another_pooling_are_scored_anew(tiny_run: Path, tmp_
     ]
 
 
+def test_tasks_may_be_run_one_after_the_other(tiny_run: Path, tiny_data: Path, tmp_path: Path):
+    evaluate([str(tiny_run)], tasks=["geometry"], output=tmp_path)
+    record = evaluate([str(tiny_run)], tasks=["retrieval", "test"], output=tmp_path)
+    assert {"geometry", "retrieval", "test"} <= record["models"][0]["tasks"].keys()
+    assert record["data"].keys() == {"dev", "test"}
+    # On other data it is another record.
+    other = evaluate([str(tiny_run)], tasks=["dev"], dev=Source(str(tiny_data / "test.csv")), output=tmp_path)
+    assert other["models"][0]["tasks"].keys() == {"dev"}
+    (tmp_path / "evaluation.json").write_text('{"models": [{}]}')
+    with pytest.raises(InputError, match="evaluation.json is no record of this command: delete it"):
+        evaluate([str(tiny_run)], tasks=["dev"], output=tmp_path)
+
+
 def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch):
     encoded: list[str] = []
     encode = SentenceTransformer.encode
