@@ -52,7 +52,7 @@ def render_card(
     engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     engine.filters.update(text=markdown_text, number="{:,}".format)
     train, kind = manifest["train"], "unsupervised" if "sentences" in manifest["train"] else "supervised"
-    sizes = {split: results[split]["pairs"] for split in ("dev", "test")}
+    data = {split: {"n": results[split]["pairs"], **manifest[split]} for split in ("dev", "test")}
     scores = {split: results[split]["spearman"] for split in ("dev", "test")}
     return engine.from_string(template).render(
         metadata=_metadata(recipe, results, manifest, base_model).to_yaml(),
@@ -64,7 +64,7 @@ def render_card(
         source=source_name(train["sources"]),
         sources={split: manifest[split]["sources"] for split in ("train", "dev", "test")},
         base_model=base_model,
-        gap=gap_to_paper(kind, scores, sizes),
+        gap=gap_to_paper(kind, scores, data),
         tasks=evaluation["models"][0]["tasks"] if evaluation else {},
         model=evaluation["models"][0] if evaluation else None,
         environment=environment,

@@ -16,7 +16,7 @@ from simcse_st.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from simcse_st.recipe import Recipe
-    from simcse_st.report import Table
+    from simcse_st.tables import Table
     from simcse_st.training import TrainResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -177,17 +177,17 @@ def evaluate(
     from simcse_st.measuring import RECORD
     from simcse_st.measuring import evaluate as measure
     from simcse_st.recipe import resolve
-    from simcse_st.report import evaluation_tables
+    from simcse_st.tables import evaluation_tables
 
     if output is None:
         is_run = len(models) == 1 and (Path(models[0]) / "recipe.yaml").is_file()
         output = Path(models[0]) if is_run else Path("evaluation")
     record = measure(
         models,
-        tasks=tasks.split(","),
+        tasks=tasks,
         pooling=pooling,
-        dev=Source(resolve(dev), split="validation") if dev else None,
-        test=Source(resolve(test), split="test") if test else None,
+        dev=Source(resolve(dev), split="validation") if dev is not None else None,
+        test=Source(resolve(test), split="test") if test is not None else None,
         senteval=senteval,
         output=output,
         figures=figures,
@@ -317,23 +317,24 @@ def _print_tables(tables: list[Table]) -> None:
         return
     from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
-    console = Console()
+    console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the command a failure
         for table in tables:
-            drawn = RichTable(title=table.title)
+            drawn = RichTable(title=Text(table.title))
             for number, column in enumerate(table.columns):
-                drawn.add_column(column, justify="right" if number else "left", overflow="fold")
+                drawn.add_column(Text(column), justify="right" if number else "left", overflow="fold")
             for row in table.rows:
-                drawn.add_row(*row)
+                drawn.add_row(*map(Text, row))
             console.print(drawn)
         sys.stdout.flush()
 
 
 def _print_result(result: TrainResult) -> None:
-    from simcse_st.report import run_table
+    from simcse_st.tables import run_table
 
     _print_tables([run_table(result.results)])
     if not _first_process():

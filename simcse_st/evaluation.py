@@ -11,7 +11,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
 
 from simcse_st.errors import InputError
-from simcse_st.metrics import alignment, correlations, uniformity
+from simcse_st.metrics import alignment, correlations, cosines_of, uniformity
 
 
 class STSEvaluator(BaseEvaluator):
@@ -78,7 +78,7 @@ class STSEvaluator(BaseEvaluator):
         """
         embeddings = embed(model, self.sentences, self.batch_size)
         first, second = embeddings[self.first], embeddings[self.second]
-        found = correlations(self.scores, (first * second).sum(dim=1).tolist())
+        found = correlations(self.scores, cosines_of(first, second))
         metrics = {"spearman": found["spearman"], "pearson": found["pearson"]}
         if len(self.paraphrases):
             metrics["alignment"] = alignment(first[self.paraphrases], second[self.paraphrases])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from simcse_st.errors import InputError, nearest
 from simcse_st.folder import write_json
+from simcse_st.inputs import check_combinations
+from simcse_st.loading import load_model
 from simcse_st.recipe import Recipe
-from simcse_st.report import Table, plus_minus
+from simcse_st.report import spread_of
+from simcse_st.tables import Table, plus_minus
 from simcse_st.training import train
 
 # What a recipe can be run without: the one key that changes, and its value.
@@ -46,12 +48,12 @@ def train_seeds(
     """
     _check_seeds(seeds)
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-seeds"
-    runs = [_run(recipe, seed, folder / f"seed-{seed}", overwrite) for seed in seeds]
-    record = {
-        "recipe": recipe.name,
-        "seeds": runs,
-        **{split: _spread([run[split] for run in runs]) for split in _SPLITS},
-    }
+    _check_own(folder, "seeds.json", "seed-")
+    plan = _plan({"": recipe}, seeds, folder, overwrite)
+    runs = [_run(*plan["", seed], overwrite) for seed in seeds]
+    _check_same(runs, "prepared_sha256")
+    spread = {split: spread_of([run[split] for run in runs]) for split in _SPLITS}
+    record = {"recipe": recipe.name, "seeds": runs, **spread, **_of_all(runs)}
     write_json(folder / "seeds.json", record)
     return record
 
@@ -86,20 +88,27 @@ def ablate(
     if not changed:
         raise InputError(f"--without: name a part; {nearest('', ABLATIONS)}")
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-ablation"
-    full = [_run(recipe, seed, folder / "full" / f"seed-{seed}", overwrite) for seed in seeds]
-    parts = {}
-    for name, ablation in changed.items():
-        runs = [_run(ablation, seed, folder / f"without-{name}" / f"seed-{seed}", overwrite) for seed in seeds]
+    _check_own(folder, "ablation.json", "full", "without-")
+    names = {"full": recipe, **{f"without-{name}": ablation for name, ablation in changed.items()}}
+    plan = _plan(names, seeds, folder, overwrite)
+    full = [_run(*plan["full", seed], overwrite) for seed in seeds]
+    for name in changed:
+        _check_is_there(name, full)
+    parts, runs = {}, list(full)
+    for name in changed:
+        ablated = [_run(*plan[f"without-{name}", seed], overwrite) for seed in seeds]
+        _check_same(ablated, "prepared_sha256")
+        runs += ablated
         section, key, value = ABLATIONS[name]
-        matched = [_matched(with_, without_) for with_, without_ in zip(full, runs, strict=True)]
+        matched = [_matched(with_, without_) for with_, without_ in zip(full, ablated, strict=True)]
         parts[name] = {
             "key": f"{section}.{key}",
             "value": value,
             "seeds": matched,
-            "difference": {split: _spread([pair["difference"][split] for pair in matched]) for split in _SPLITS},
+            "difference": {split: spread_of([pair["difference"][split] for pair in matched]) for split in _SPLITS},
             "steps": _over_steps(matched),
         }
-    record = {"recipe": recipe.name, "full": full, "without": parts}
+    record = {"recipe": recipe.name, "full": full, "without": parts, **_of_all(runs)}
     write_json(folder / "ablation.json", record)
     return record
 
@@ -113,8 +122,10 @@ def seeds_table(record: dict[str, Any]) -> Table:
         [str(run["seed"]), str(run["best_step"]), *(f"{run[split]:.2f}" for split in _SPLITS)]
         for run in record["seeds"]
     ]
-    rows.append(["mean ± standard deviation", "", *(plus_minus(record[split]) for split in _SPLITS)])
-    return Table(f"{record['recipe']}: Spearman x100 of the kept step", ["seed", "kept step", *_SPLITS], rows)
+    if len(record["seeds"]) > 1:
+        rows.append(["mean ± standard deviation", "", *(plus_minus(record[split]) for split in _SPLITS)])
+    heads = [f"{split}\nn {record['data'][f'{split}_pairs']:,}" for split in _SPLITS]
+    return Table(f"{record['recipe']}: Spearman x100 of the kept step", ["seed", "kept step", *heads], rows)
 
 
 def ablation_tables(record: dict[str, Any]) -> list[Table]:
@@ -127,19 +138,69 @@ def ablation_tables(record: dict[str, Any]) -> list[Table]:
                 [f"without {name}", str(pair["seed"]), *cells, *(f"{pair['difference'][s]:+.2f}" for s in _SPLITS)]
             )
         spread = [plus_minus(part["difference"][split], "+") for split in _SPLITS]
-        rows.append([f"without {name}", "mean ± sd", "", "", "", "", *spread])
+        if len(part["seeds"]) > 1:
+            rows.append([f"without {name}", "mean ± sd", "", "", "", "", *spread])
         by_step += [[f"without {name}", str(step["step"]), plus_minus(step, "+")] for step in part["steps"]]
     heads = ["dev", "dev without", "test", "test without", "dev gain", "test gain"]
     count = len(record["full"])
+    over = f"mean ± sd over {count} seeds" if count > 1 else "one seed"
     return [
         Table(f"{record['recipe']}: Spearman x100 of the kept steps, same seed in a row", ["", "seed", *heads], rows),
-        Table(f"Gain on dev at the same step, mean ± sd over {count} seeds", ["", "step", "dev gain"], by_step),
+        Table(f"Gain on dev at the same step, {over}", ["", "step", "dev gain"], by_step),
     ]
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise InputError(f"--seeds: give different whole numbers, e.g. 42,43,44, not {list(seeds)}")
+    fit = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not seeds or not fit or len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds: give different whole numbers from 0 to 4294967295, not {list(seeds)}")
+
+
+def _check_own(folder: Path, record: str, *prefixes: str) -> None:
+    """Makes sure that runs are not put among the files of something else."""
+    if folder.is_dir() and not (folder / record).is_file():
+        other = [path.name for path in folder.iterdir() if not path.name.startswith(prefixes)]
+        if other:
+            raise InputError(f"{folder} holds other things ({other[0]!r}): choose another --output")
+    elif folder.exists() and not folder.is_dir():
+        raise InputError(f"--output: {folder} is a file, but must name a folder")
+
+
+def _plan(
+    recipes: dict[str, Recipe], seeds: Sequence[int], folder: Path, overwrite: bool
+) -> dict[tuple[str, int], tuple[Recipe, Path]]:
+    """Every run with its folder, all of them checked before the first is begun."""
+    plan = {}
+    for name, recipe in recipes.items():
+        check_combinations(recipe, 1)
+        for seed in seeds:
+            seeded = recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed-{seed}"})
+            plan[name, seed] = (seeded, folder / name / f"seed-{seed}")
+            if not overwrite:
+                _is_finished(*plan[name, seed])
+    return plan
+
+
+def _check_is_there(name: str, full: list[dict[str, Any]]) -> None:
+    """Leaving out what is not there is no ablation, and costs as many runs."""
+    if name in ("hard-negatives", "shared-hard-negatives") and not full[0]["hard_negatives"]:
+        raise InputError(f"--without {name}: the data have no hard negatives, so both runs would be the same")
+    if name == "masking" and not any(run["masked_cells"] for run in full):
+        raise InputError("--without masking: nothing was masked in these runs, so the others would be the same")
+
+
+def _of_all(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all runs have in common: the pairs they are scored on, and the versions of the last.
+
+    Raises:
+        InputError: They are scored on different pairs, or trained on different rows.
+    """
+    for key in ("dev_pairs_sha256", "test_pairs_sha256"):
+        if len({run["data"][key] for run in runs}) > 1:
+            raise InputError(
+                f"the runs differ in {key}: the data have changed in between; run all again with --overwrite"
+            )
+    return {"data": runs[0]["data"], "packages": runs[-1]["packages"]}
 
 
 def _without(recipe: Recipe, name: str) -> Recipe:
@@ -152,28 +213,55 @@ def _without(recipe: Recipe, name: str) -> Recipe:
     return recipe.model_copy(update={section: changed, "name": f"{recipe.name}-without-{name}"})
 
 
-def _run(recipe: Recipe, seed: int, folder: Path, overwrite: bool) -> dict[str, Any]:
-    """Runs a recipe under a seed unless that run stands there finished; gives its scores."""
-    seeded = recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed-{seed}"})
-    if overwrite or not _is_finished(seeded, folder):
+def _check_same(runs: list[dict[str, Any]], *keys: str) -> None:
+    for key in keys:
+        if len({run["data"][key] for run in runs}) > 1:
+            raise InputError(f"the runs differ in {key}: the data have changed in between; run all with --overwrite")
+
+
+def _run(recipe: Recipe, folder: Path, overwrite: bool) -> dict[str, Any]:
+    """Runs a recipe unless that run stands there finished; gives its scores."""
+    if overwrite or not _is_finished(recipe, folder):
         # What an interrupted run of the same recipe left is no loss.
-        train(seeded, folder, overwrite=overwrite or (folder / "recipe.yaml").is_file())
-    results = json.loads((folder / "results.json").read_text("utf-8"))
-    history = map(json.loads, (folder / "history.jsonl").read_text("utf-8").splitlines())
-    return {
-        "seed": seed,
-        "best_step": results["best_step"],
-        **{split: results[split]["spearman"] for split in _SPLITS},
-        "dev_of_step": {entry["step"]: entry["dev"]["spearman"] for entry in history if "dev" in entry},
-    }
+        train(recipe, folder, overwrite=overwrite or (folder / "recipe.yaml").is_file())
+    try:
+        results, manifest, environment = (
+            json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("results", "manifest", "environment")
+        )
+        history = map(json.loads, (folder / "history.jsonl").read_text("utf-8").splitlines())
+        return {
+            "seed": recipe.seed,
+            "best_step": results["best_step"],
+            **{split: float(results[split]["spearman"]) for split in _SPLITS},
+            "dev_of_step": {entry["step"]: float(entry["dev"]["spearman"]) for entry in history if "dev" in entry},
+            "hard_negatives": manifest["train"].get("hard_negatives", 0),
+            "masked_cells": results["batches"]["masked_cells"],
+            "data": {
+                "prepared_sha256": manifest["train"]["prepared_sha256"],
+                **{f"{split}_pairs": results[split]["pairs"] for split in _SPLITS},
+                **{f"{split}_pairs_sha256": manifest[split]["pairs_sha256"] for split in _SPLITS},
+            },
+            "packages": environment["packages"],
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: its records cannot be read ({error!r}): delete it, or use --overwrite") from None
 
 
 def _is_finished(recipe: Recipe, folder: Path) -> bool:
+    """Whether a run of this recipe stands there, with the very model that it scored.
+
+    Raises:
+        InputError: Another recipe's run stands there, or its model is not the one that was scored.
+    """
     if not (folder / "recipe.yaml").is_file():
         return False
-    if (folder / "recipe.yaml").read_text("utf-8") != recipe.to_yaml():
+    if (folder / "recipe.yaml").read_bytes() != recipe.to_yaml().encode():
         raise InputError(f"{folder} holds a run of another recipe: choose another --output, or --overwrite")
-    return (folder / "results.json").is_file() and (folder / "model" / "README.md").is_file()
+    if not (folder / "results.json").is_file() or not (folder / "model" / "README.md").is_file():
+        return False
+    if not load_model(folder).known:
+        raise InputError(f"{folder}: its model is not the one that its results.json is about: use --overwrite")
+    return True
 
 
 def _matched(full: dict[str, Any], without: dict[str, Any]) -> dict[str, Any]:
@@ -190,10 +278,4 @@ def _matched(full: dict[str, Any], without: dict[str, Any]) -> dict[str, Any]:
 def _over_steps(matched: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The mean difference at every step but the first, where nothing is trained yet."""
     steps = sorted(set.intersection(*(set(pair["dev_difference_of_step"]) for pair in matched)) - {0})
-    return [{"step": step, **_spread([pair["dev_difference_of_step"][step] for pair in matched])} for step in steps]
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    """Mean and standard deviation (of a sample); one value has none."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "sd": deviation, "n": len(values)}
+    return [{"step": step, **spread_of([pair["dev_difference_of_step"][step] for pair in matched])} for step in steps]

@@ -40,6 +40,7 @@ def draw_gold_cosine(models: Mapping[str, Sequence[float]], gold_of_5: Sequence[
     figure, panels = _panels(len(models))
     gold = np.asarray(gold_of_5)
     bands = np.floor(gold + 0.5)
+    lowest = min(0.0, *(min(cosines) for cosines in models.values()))
     beside = np.random.default_rng(0).uniform(-0.12, 0.12, len(gold))  # so that equal scores do not hide each other
     for axes, (name, cosines) in zip(panels, models.items(), strict=True):
         similarities = np.asarray(cosines)
@@ -50,7 +51,7 @@ def draw_gold_cosine(models: Mapping[str, Sequence[float]], gold_of_5: Sequence[
         ticks = [f"{band}\nn = {(bands == band).sum():,}" for band in range(6)]
         axes.set_xticks(range(6), ticks)
         axes.set(title=_short(name), xlabel=f"gold score, all n = {len(gold):,} pairs", ylabel="cosine similarity")
-        axes.set_ylim(min(-0.05, float(similarities.min()) - 0.05), 1.05)
+        axes.set_ylim(lowest - 0.05, 1.05)
         axes.legend(loc="lower right", fontsize="small")
     _save(figure, path)
 
@@ -112,7 +113,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def _short(name: str, limit: int = 45) -> str:
-    return name if len(name) <= limit else f"...{name[-limit:]}"
+    half = limit // 2
+    return name if len(name) <= limit else f"{name[:half]}...{name[-half:]}"
 
 
 def _save(figure: Figure, path: Path) -> None:

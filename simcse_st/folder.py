@@ -60,5 +60,7 @@ def make_folder(folder: Path, recipe: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a record."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Writes a record, all of it or nothing."""
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -43,7 +43,7 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     Raises:
         InputError: Something cannot be used.
     """
-    _check_combinations(recipe, devices)
+    check_combinations(recipe, devices)
     data = load_data(recipe)
     if len(data.train) < recipe.training.batch_size:
         raise InputError(
@@ -71,8 +71,16 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     return Inputs(model, data.train, data.dev, data.test, _precision(recipe, model.device), manifest)
 
 
-def _check_combinations(recipe: Recipe, devices: int) -> None:
-    """Keys that are right alone, but not together or not on this machine."""
+def check_combinations(recipe: Recipe, devices: int) -> None:
+    """Makes sure that keys which are right alone are right together, and on this machine.
+
+    Args:
+        recipe: What is going to run.
+        devices: The number of processes that train together.
+
+    Raises:
+        InputError: They are not.
+    """
     if recipe.model.shared_dropout_mask and recipe.data.kind != "sentences":
         raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
     if recipe.data.kind == "sentences":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,32 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from simcse_st.errors import InputError
-from simcse_st.modeling import POOLINGS, build_model, fetch_model, model_sha256
+from simcse_st.modeling import POOLINGS, build_model, check_encoder, fetch_model, model_sha256
 from simcse_st.recipe import resolve
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a model is, before it is loaded.
+
+    Attributes:
+        name: What to call it.
+        folder: Its files.
+        own_pooling: How to read its encoder, whatever stands on it; "" for as it is saved.
+        revision: The commit, of a model from the hub.
+        run: The run folder that it is of.
+    """
+
+    name: str
+    folder: Path
+    own_pooling: str = ""
+    revision: str | None = None
+    run: Path | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an encoder of which nothing says how to read it."""
+        return not self.own_pooling and not (self.folder / "modules.json").is_file()
 
 
 @dataclass(frozen=True)
@@ -26,74 +51,95 @@ class Loaded:
     """Test scores of this very model that their run's record holds, by the checksum of the data."""
 
 
-def load_model(reference: str, pooling: str | None = None, device: str | None = None) -> Loaded:
+def locate_model(reference: str | Path) -> Located:
+    """Finds a model, and fetches it if it is on the hub.
+
+    Args:
+        reference: A run folder, a folder, ``package:NAME/PATH`` or a hub id, with ``@REVISION`` if need be. ``:cls``,
+            ``:mean`` or ``:first_last_avg`` behind it reads its encoder so, whatever stands on it.
+
+    Raises:
+        InputError: There is no such model, or the folder holds none.
+    """
+    place, _, own_pooling = str(reference).rpartition(":")
+    if own_pooling not in POOLINGS:
+        place, own_pooling = str(reference), ""
+    try:
+        path = Path(resolve(place)).expanduser()
+        if not place or path.is_file():
+            raise InputError(f"{place!r} is no model")
+        if not path.is_dir():
+            owner, _, revision = place.partition("@")
+            folder = fetch_model(owner, revision or None)
+            return Located(str(reference), folder, own_pooling, folder.name)
+    except InputError as error:
+        raise InputError(str(error).removeprefix("model.base: ")) from error.__cause__
+    name = str(reference) if not path.is_absolute() or place != str(path) else "/".join([*path.parts[-2:]])
+    name = f"{name}:{own_pooling}" if own_pooling and not name.endswith(f":{own_pooling}") else name
+    if (path / "recipe.yaml").is_file():
+        if not (path / "model" / "modules.json").is_file() or not (path / "results.json").is_file():
+            raise InputError(f"{place} is a run folder without a model: that run did not end")
+        return Located(name, path / "model", own_pooling, run=path)
+    if not (path / "modules.json").is_file() and not (path / "config.json").is_file():
+        raise InputError(f"{place} holds no model: it has neither modules.json nor config.json")
+    return Located(name, path, own_pooling, run=path.parent if (path.parent / "recipe.yaml").is_file() else None)
+
+
+def load_model(reference: str | Path | Located, pooling: str | None = None, device: str | None = None) -> Loaded:
     """Loads any model for evaluation.
 
     Args:
-        reference: A run folder, a folder, ``package:NAME/PATH`` or a hub id. ``:cls``, ``:mean`` or
-            ``:first_last_avg`` behind it reads its encoder so, whatever stands on it.
+        reference: As :func:`locate_model` takes it, or what that gave.
         pooling: How to read it if it is a bare encoder.
         device: Where to put it.
 
     Raises:
-        InputError: There is no such model, or it is a bare encoder and nothing says how to read it.
+        InputError: There is no such model, it cannot be loaded, or nothing says how to read a bare encoder.
     """
-    place, _, own_pooling = reference.rpartition(":")
-    if own_pooling not in POOLINGS:
-        place, own_pooling = reference, ""
-    folder, revision, known = _find(place)
-    if own_pooling:
-        model = build_model(folder, pooling=own_pooling, device=device)
-    elif (folder / "modules.json").is_file():
-        model = _load_stack(folder, device)
-    elif pooling:
-        model = build_model(folder, pooling=pooling, device=device)
-    else:
+    found = reference if isinstance(reference, Located) else locate_model(reference)
+    if found.is_bare and not pooling:
         raise InputError(
-            f"{reference} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
-            f"{reference}:mean"
+            f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
+            f"{found.name}:mean"
         )
-    name = f"{Path(place).name}:{own_pooling}".rstrip(":") if Path(place).is_absolute() else reference
-    facts = {"revision": revision, **describe_model(model)}
-    return Loaded(name, model, facts, known if known.pop("model_sha256", None) == facts["model_sha256"] else {})
+    try:
+        if found.own_pooling or found.is_bare:
+            model = build_model(found.folder, pooling=found.own_pooling or str(pooling), device=device)
+        else:
+            model = SentenceTransformer(str(found.folder), device=device, local_files_only=True)
+            check_encoder(model, found.folder)
+    except InputError as error:
+        raise InputError(f"{found.name}: {str(error).removeprefix('model.base: ')}") from error.__cause__
+    except Exception as error:  # of many classes, all about what stands in the folder
+        raise InputError(f"{found.name} cannot be loaded as a model: {' '.join(str(error).split())}") from error
+    facts = {"revision": found.revision, **describe_model(model)}
+    known = _scores_of_run(found.run, facts["model_sha256"]) if found.run else {}
+    return Loaded(found.name, model, facts, known)
 
 
 def describe_model(model: SentenceTransformer) -> dict[str, Any]:
     """What identifies a model, whatever it is called."""
+    length = model.max_seq_length
     return {
         "model_sha256": model_sha256(model),
         "modules": [_describe_module(module) for module in model],
         "dimension": model.get_embedding_dimension(),
-        "max_length": model.max_seq_length,
+        "max_length": length if length is not None and math.isfinite(length) else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
 
 
-def _find(place: str) -> tuple[Path, str | None, dict[str, Any]]:
-    """The folder of a model, the commit if it is from the hub, and the scores that its run left."""
-    path = Path(resolve(place)).expanduser()
-    if not path.is_dir():
-        folder = fetch_model(str(place))
-        return folder, folder.name, {}
-    if not (path / "recipe.yaml").is_file():
-        return path, None, {}
-    if not (path / "model" / "modules.json").is_file() or not (path / "results.json").is_file():
-        raise InputError(f"{place} is a run folder without a model: that run did not end")
+def _scores_of_run(run: Path, model_sha256: str) -> dict[str, Any]:
+    """The test score that a run left, if it is of this very model."""
     try:
-        results, manifest = (json.loads((path / name).read_text("utf-8")) for name in ("results.json", "manifest.json"))
-        test, pairs_sha256 = results["test"], manifest["test"]["pairs_sha256"]
-        score = {"spearman": test["spearman"], "pearson": test["pearson"], "n": test["pairs"]}
-        known = {pairs_sha256: {**score, "pairs_sha256": pairs_sha256, "from": "results.json"}}
-        return path / "model", None, {"model_sha256": results["model_sha256"], **known}
+        results, manifest = (json.loads((run / name).read_text("utf-8")) for name in ("results.json", "manifest.json"))
+        test, data = results["test"], manifest["test"]
+        score = {**{key: float(test[key]) for key in ("spearman", "pearson")}, "n": int(test["pairs"])}
+        more = {"pairs_sha256": data["pairs_sha256"], "mean_gold": data["mean_gold"], "from": "results.json"}
+        return {data["pairs_sha256"]: {**score, **more}} if results["model_sha256"] == model_sha256 else {}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{place}: its results.json or manifest.json cannot be read: {error!r}") from None
-
-
-def _load_stack(folder: Path, device: str | None) -> SentenceTransformer:
-    try:
-        return SentenceTransformer(str(folder), device=device, local_files_only=True)
-    except Exception as error:  # of many classes, all about what stands in the folder
-        raise InputError(f"{folder} cannot be loaded as a model: {' '.join(str(error).split())}") from error
+        raise InputError(f"{run}: its results.json or manifest.json cannot be read: {error!r}") from None
 
 
 def _describe_module(module: torch.nn.Module) -> str:

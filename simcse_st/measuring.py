@@ -7,30 +7,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError, nearest
-from simcse_st.evaluation import embed
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
+from simcse_st.folder import write_json
 from simcse_st.leaderboard import find_tasks, run_tasks
-from simcse_st.loading import describe_model, load_model
-from simcse_st.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
+from simcse_st.loading import Located, describe_model, load_model, locate_model
 from simcse_st.modeling import POOLINGS
 from simcse_st.preparing import source_of
 from simcse_st.recipe import load_recipe
+from simcse_st.scoring import GROUPS, ON_DEV, YEARS, average, score_model, task_names
 
-YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
-ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
-TASKS = ("dev", "test", *ON_DEV, *YEARS, "sick-r")
-GROUPS: dict[str, tuple[str, ...]] = {
-    "default": ("dev", "test", *ON_DEV),
-    "sts": (*YEARS, "test", "sick-r"),
-    "all": TASKS,
-}
 PROTOCOL = (
     "cosine of L2-normalised embeddings against gold scores, Spearman x100; STS12-16: 'all' is one Spearman over all "
     "subsets of a year together (the paper's), 'mean' and 'wmean' are means over the subsets, plain and by size; "
@@ -42,9 +32,9 @@ RECORD = "evaluation.json"
 
 
 def evaluate(
-    references: Sequence[str],
+    references: str | Path | Sequence[str | Path],
     *,
-    tasks: Iterable[str] = ("default",),
+    tasks: str | Iterable[str] = "default",
     pooling: str | None = None,
     dev: Source | None = None,
     test: Source | None = None,
@@ -57,13 +47,12 @@ def evaluate(
     """Measures models.
 
     Args:
-        references: Models, as :func:`~simcse_st.loading.load_model` takes them.
-        tasks: Names of ``TASKS`` or ``GROUPS``.
+        references: Models, as :func:`~simcse_st.loading.locate_model` takes them.
+        tasks: Names of :data:`~simcse_st.scoring.TASKS` or ``GROUPS``.
         pooling: How to read those that are bare encoders.
-        dev: Graded pairs; by default those of the first run folder's recipe, else STS-B from the hub.
+        dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the hub.
         test: The same for test.
-        senteval: The folder that holds SentEval's ``STS12-en-test`` ... and ``SICK``; by default STS12-16 and SICK-R
-            come from the hub (there without their subsets).
+        senteval: SentEval's folder; by default STS12-16 come from the hub (there without their subsets).
         output: A folder for ``evaluation.json``; what it says of the same model and data is used again.
         figures: Whether to draw pictures into ``output/figures``: cosine against gold score, alignment against
             uniformity, and of run folders the dev score and the loss over the steps.
@@ -76,34 +65,35 @@ def evaluate(
     Raises:
         InputError: A task, a model or data that cannot be used.
     """
-    wanted = task_names(tasks)
-    if not references:
+    wanted = task_names(tasks.split(",") if isinstance(tasks, str) else tasks)
+    names = [references] if isinstance(references, (str, Path)) else list(references)
+    if not names:
         raise InputError("no model to evaluate")
-    if pooling and pooling not in POOLINGS:
-        raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
-    if figures:
-        if not output:
-            raise ValueError("figures need an output folder")
-        check_matplotlib()
-    leaderboard = find_tasks(mteb) if mteb else []
-    data = _load_data(wanted, references, dev, test, senteval)
     path = Path(output) / RECORD if output else None
-    earlier = _earlier(path) if path and path.is_file() else {"models": [], "data": {}}
+    _check_output(path, figures)
+    leaderboard = find_tasks(mteb) if mteb else []
+    found = [locate_model(name) for name in names]
+    _check_pooling(pooling, found)
+    data = _load_data(wanted, found, dev, test, senteval)
+    earlier = _earlier(path) if path and path.exists() else {"models": [], "data": {}}
     measured: list[dict[str, Any]] = []
     dev_cosines: dict[str, list[float]] = {}
-    for reference in references:
-        loaded = load_model(reference, pooling, device)
+    for located in found:
+        loaded = load_model(located, pooling, device)
         known = {**_known_scores(earlier["models"], loaded.facts["model_sha256"]), **loaded.known}
         name = loaded.name if loaded.name not in dev_cosines else f"{loaded.name} ({len(dev_cosines) + 1})"
-        results, dev_cosines[name] = _measure(wanted, data, loaded.model, known)
+        try:
+            results, dev_cosines[name] = score_model(wanted, data, loaded.model, known)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
         if leaderboard:
             results["mteb"] = run_tasks(loaded.model, leaderboard)
-        measured.append({"name": name, **loaded.facts, "tasks": results})
-    record = _with_earlier(_record(data, measured, loaded.model), earlier)
-    if path:
-        _write(path, record)
+        measured.append({"name": name, **loaded.facts, "tasks": {**results, **average(results)}})
+        record = _with_earlier(_record(data, measured, loaded.model), earlier)
+        if path:
+            _write(path, record)  # after each: a model that fails does not cost the scores of those before it
     if path and figures:
-        _draw(record, references, data, dev_cosines, path.parent / "figures")
+        _draw(record, found, data, dev_cosines, path.parent / "figures")
     return record
 
 
@@ -127,8 +117,9 @@ def measure_run(
     data = {"dev": dev, "test": test}
     sha = test.facts["pairs_sha256"]
     correlation = {key: test_scores[key] for key in ("spearman", "pearson")}
-    known = {sha: {**correlation, "n": len(test), "pairs_sha256": sha, "from": "results.json"}}
-    results, _ = _measure(tasks, data, model, known)
+    more = {"n": len(test), "pairs_sha256": sha, "mean_gold": test.facts["mean_gold"], "from": "results.json"}
+    known = {sha: {**correlation, **more}}
+    results, _ = score_model(tasks, data, model, known)
     return _record(data, [{"name": name, "revision": None, **describe_model(model), "tasks": results}], model)
 
 
@@ -137,66 +128,98 @@ def _record(data: dict[str, GradedPairs], models: list[dict[str, Any]], model: S
         "protocol": PROTOCOL,
         "data": {name: pairs.facts for name, pairs in data.items()},
         "models": models,
-        "environment": describe_environment(model.device, "fp32"),
+        "environment": describe_environment(model.device, models[-1]["precision"]),
     }
 
 
-def task_names(names: Iterable[str]) -> list[str]:
-    """The tasks of these names and groups, each once, in the order of ``TASKS``.
+def _check_output(path: Path | None, figures: bool) -> None:
+    """Makes sure before anything is computed that it can be written."""
+    if figures and path is None:
+        raise InputError("figures need an output folder")
+    if figures:
+        check_matplotlib()
+    if path and ((path.parent.exists() and not path.parent.is_dir()) or path.is_dir()):
+        raise InputError(f"--output: {path.parent} must be a folder, and {path.name} in it a file")
 
-    Raises:
-        InputError: There is no such task.
-    """
-    wanted: set[str] = set()
-    for name in names:
-        if name not in TASKS and name not in GROUPS:
-            raise InputError(f"--tasks: no task {name!r}: {nearest(name, (*TASKS, *GROUPS))}")
-        wanted.update(GROUPS.get(name, (name,)))
-    if not wanted:
-        raise InputError(f"--tasks: none is given; {nearest('', (*TASKS, *GROUPS))}")
-    return [task for task in TASKS if task in wanted]
+
+def _check_pooling(pooling: str | None, found: Sequence[Located]) -> None:
+    if pooling and pooling not in POOLINGS:
+        raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
+    if pooling and not any(model.is_bare for model in found):
+        raise InputError(
+            f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "
+            f"name it {found[0].name}:{pooling}"
+        )
 
 
 def _load_data(
     tasks: Sequence[str],
-    references: Sequence[str],
+    found: Sequence[Located],
     dev: Source | None,
     test: Source | None,
     senteval: str | Path | None,
 ) -> dict[str, GradedPairs]:
     sources: dict[str, Source] = {}
     if {"dev", *ON_DEV} & set(tasks):
-        sources["dev"] = dev or _source_of_run(references, "dev")
+        sources["dev"] = dev if dev is not None else _source_of_runs(found, "dev")
     if "test" in tasks:
-        sources["test"] = test or _source_of_run(references, "test")
-    for task in (*YEARS, "sick-r"):
+        sources["test"] = test if test is not None else _source_of_runs(found, "test")
+    for task in YEARS:
         if task in tasks and senteval is None:
-            sources[task] = Source(f"mteb/{task.replace('-', '')}-sts", split="test")
+            sources[task] = Source(f"mteb/{task}-sts", split="test")
         elif task in tasks:
-            inside = "SICK/SICK_test_annotated.txt" if task == "sick-r" else f"{task.upper()}-en-test"
-            sources[task] = Source(str(Path(str(senteval)) / inside))
-            if not Path(sources[task].name).exists():
-                raise InputError(f"--senteval: {sources[task].name}: no such file or folder")
+            sources[task] = _in_senteval(senteval, f"{task.upper()}-en-test")
+    if "sick-r" in tasks:
+        if senteval is None:
+            raise InputError(
+                "sick-r: give SentEval's folder by --senteval: mteb/sickr-sts on the hub holds all pairs of SICK, the "
+                "paper's number is of the test set alone"
+            )
+        sources["sick-r"] = _in_senteval(senteval, "SICK/SICK_test_annotated.txt")
     return {name: load_graded_pairs(source) for name, source in sources.items()}
 
 
-def _source_of_run(references: Sequence[str], split: str) -> Source:
-    """Where the first of these that is a run folder has its pairs from, else STS-B on the hub."""
+def _in_senteval(folder: str | Path | None, inside: str) -> Source:
+    """A part of SentEval, whether its folder is the whole, its data, or what holds the years."""
+    root = Path(str(folder)).expanduser()
+    for between in ("", "STS", "downstream", "downstream/STS", "data/downstream", "data/downstream/STS"):
+        if (root / between / inside).exists():
+            return Source(root / between / inside)
+    raise InputError(f"--senteval: {root} has no {inside}, nor has downstream or downstream/STS in it")
+
+
+def _source_of_runs(found: Sequence[Located], split: str) -> Source:
+    """Where the run folders among these have their pairs from; without any, STS-B on the hub.
+
+    Raises:
+        InputError: They have them from different places.
+    """
     default = {"dev": "validation", "test": "test"}[split]
-    for reference in references:
-        recipe = Path(reference).expanduser() / "recipe.yaml"
-        if recipe.is_file():
-            return source_of(getattr(load_recipe(recipe).data, split), default)
-    return Source("sentence-transformers/stsb", split=default)
+    sources: dict[Source, Path] = {}
+    for model in found:
+        if model.run:
+            source = source_of(getattr(load_recipe(model.run / "recipe.yaml").data, split), default)
+            sources.setdefault(source, model.run)
+    if len(sources) > 1:
+        (one, first), (other, second), *_ = sources.items()
+        raise InputError(
+            f"{first} is measured on {one.name}, {second} on {other.name}: say by --{split} which of them for all"
+        )
+    return next(iter(sources), Source("sentence-transformers/stsb", split=default))
 
 
 def _earlier(path: Path) -> dict[str, Any]:
     """The record that stands there already."""
     try:
         record = dict(json.loads(path.read_text("utf-8")))
-        models = [(model["tasks"].items(), model["model_sha256"]) for model in record["models"]]
-        data = [facts["pairs_sha256"] for facts in record["data"].values()]
-        if all(isinstance(value, str) for value in [*data, *(sha for _, sha in models)]):
+        texts = [facts["pairs_sha256"] for facts in record["data"].values()]
+        for model in record["models"]:
+            texts.append(model["model_sha256"])
+            for scores in model["tasks"].values():
+                if "pairs_sha256" in scores:
+                    texts.append(scores["pairs_sha256"])
+                    float(scores.get("spearman", scores.get("all")))
+        if all(isinstance(text, str) for text in texts):
             return record
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
@@ -225,130 +248,39 @@ def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str,
     return known
 
 
-def _measure(
-    tasks: Sequence[str], data: dict[str, GradedPairs], model: SentenceTransformer, known: dict[str, dict[str, Any]]
-) -> tuple[dict[str, Any], list[float]]:
-    """All results of one model, and the cosines of the dev pairs. A set that is known already is not scored again."""
-    of_record = {
-        name: known[pairs.facts["pairs_sha256"]]
-        for name, pairs in data.items()
-        if name in tasks and pairs.facts["pairs_sha256"] in known
-    }
-    needed = [name for name in data if name not in of_record or (name == "dev" and set(ON_DEV) & set(tasks))]
-    place = {text: number for number, text in enumerate(_sentences(data[name] for name in needed))}
-    embeddings = embed(model, list(place)) if place else torch.empty(0)
-    results: dict[str, Any] = {}
-    for name in (name for name in data if name in tasks):
-        pairs = data[name]
-        if name in of_record:
-            results[name] = of_record[name]
-            continue
-        cosines = _cosines(pairs, place, embeddings)
-        scores = (
-            sts_year(pairs.scores, cosines, pairs.subsets) if name in YEARS else correlations(pairs.scores, cosines)
-        )
-        results[name] = {**scores, "pairs_sha256": pairs.facts["pairs_sha256"]}
-    if set(ON_DEV) & set(tasks):
-        results.update(_measure_on_dev(tasks, data["dev"], place, embeddings))
-    if set(GROUPS["sts"]) <= results.keys():
-        of_tasks = [results[task].get("all", results[task].get("spearman")) for task in GROUPS["sts"]]
-        results["average"] = {"all": sum(of_tasks) / len(of_tasks), "over": list(GROUPS["sts"])}
-    return results, _cosines(data["dev"], place, embeddings) if "dev" in needed else []
-
-
-def _measure_on_dev(
-    tasks: Sequence[str], dev: GradedPairs, place: dict[str, int], embeddings: Tensor
-) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    numbers = [number for number, same in enumerate(dev.paraphrases()) if same]
-    pairs = [(place[dev.sentences1[number]], place[dev.sentences2[number]]) for number in numbers]
-    sentences = [place[text] for text in _sentences([dev])]
-    if {"geometry", "retrieval"} & set(tasks) and not pairs:
-        raise InputError("geometry and retrieval need dev pairs with gold >= 4 of 5: there is none")
-    if "geometry" in tasks:
-        first, second = (list(side) for side in zip(*pairs, strict=True))
-        results["geometry"] = {
-            "alignment": alignment(embeddings[first], embeddings[second]),
-            "pairs": len(pairs),
-            "uniformity": uniformity(embeddings[sentences]),
-            "sentences": len(sentences),
-        }
-    if "retrieval" in tasks:
-        results["retrieval"] = _retrieval(dev, pairs, sentences, embeddings)
-    if {"gold-scores", "mistakes"} & set(tasks):
-        cosines, gold = _cosines(dev, place, embeddings), dev.gold_of_5()
-        if "gold-scores" in tasks:
-            results["gold-scores"] = by_gold_score(gold, cosines)
-        if "mistakes" in tasks:
-            results["mistakes"] = {
-                kind: [_pair(dev, gold, cosines, number) for number in found]
-                for kind, found in mistakes(gold, cosines).items()
-            }
-    return results
-
-
-def _retrieval(
-    dev: GradedPairs, pairs: list[tuple[int, int]], sentences: list[int], embeddings: Tensor
-) -> dict[str, Any]:
-    """Retrieval over the dev sentences, with what annotators said of the answers that came first."""
-    number = {place: index for index, place in enumerate(sentences)}
-    asked = [(number[first], number[second]) for first, second in pairs if first != second]
-    queries, answers = (list(side) for side in zip(*asked, strict=True))
-    found = retrieval(embeddings[sentences], queries, answers)
-    texts = list(_sentences([dev]))
-    graded: dict[frozenset[str], float] = {}
-    for first, second, gold in zip(dev.sentences1, dev.sentences2, dev.gold_of_5(), strict=True):
-        graded[frozenset((first, second))] = gold
-    tops = [graded.get(frozenset((texts[q], texts[top]))) for q, top in zip(queries, found.pop("top1"), strict=True)]
-    judged = [gold for gold in tops if gold is not None]
-    return {**found, "top1_judged": len(judged), "top1_judged_at_most_1": sum(gold <= 1 for gold in judged)}
-
-
-def _pair(dev: GradedPairs, gold: list[float], cosines: list[float], number: int) -> dict[str, Any]:
-    return {
-        "sentence1": dev.sentences1[number],
-        "sentence2": dev.sentences2[number],
-        "gold": gold[number],
-        "cosine": cosines[number],
-    }
-
-
-def _cosines(pairs: GradedPairs, place: dict[str, int], embeddings: Tensor) -> list[float]:
-    first, second = ([place[text] for text in side] for side in (pairs.sentences1, pairs.sentences2))
-    return (embeddings[first] * embeddings[second]).sum(dim=1).tolist()
-
-
-def _sentences(sets: Iterable[GradedPairs]) -> list[str]:
-    """All distinct sentences."""
-    return list(dict.fromkeys(text for pairs in sets for text in (*pairs.sentences1, *pairs.sentences2)))
-
-
 def _draw(
     record: dict[str, Any],
-    references: Sequence[str],
+    found: Sequence[Located],
     data: dict[str, GradedPairs],
     dev_cosines: dict[str, list[float]],
     folder: Path,
 ) -> None:
-    if all(dev_cosines.values()) and dev_cosines:
-        draw_gold_cosine(dev_cosines, data["dev"].gold_of_5(), folder / "gold_cosine.png")
     geometry = {model["name"]: model["tasks"]["geometry"] for model in record["models"] if "geometry" in model["tasks"]}
-    if geometry:
-        draw_geometry(geometry, folder / "alignment_uniformity.png")
-    histories = {
-        reference: [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        for reference in references
-        if (path := Path(reference).expanduser() / "history.jsonl").is_file()
-    }
-    if histories:
-        draw_training(histories, folder / "training.png")
+    histories = {model.name: _history(model.run / "history.jsonl") for model in found if model.run}
+    try:
+        if dev_cosines and all(dev_cosines.values()):
+            draw_gold_cosine(dev_cosines, data["dev"].gold_of_5(), folder / "gold_cosine.png")
+        if geometry:
+            draw_geometry(geometry, folder / "alignment_uniformity.png")
+        if histories:
+            draw_training(histories, folder / "training.png")
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    try:
+        history = [dict(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+        if any("loss" in entry for entry in history) and any("dev" in entry for entry in history):
+            return history
+        raise ValueError("it holds no loss or no dev score")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be drawn: {' '.join(str(error).split())}") from None
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_json(path, record)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error

@@ -95,6 +95,18 @@ def retrieval(embeddings: Tensor, queries: Sequence[int], answers: Sequence[int]
     }
 
 
+def cosines_of(first: Tensor, second: Tensor) -> list[float]:
+    """The cosine of each pair of rows.
+
+    Rounded to 1e-12, so that pairs which are equally similar but for the last digits of the sums are ties.
+
+    Args:
+        first: Shape ``(pairs, dim)``.
+        second: Shape ``(pairs, dim)``.
+    """
+    return (_unit(first) * _unit(second)).sum(dim=1).round(decimals=12).tolist()
+
+
 def correlations(gold: Sequence[float], cosines: Sequence[float]) -> dict[str, Any]:
     """Spearman and Pearson correlation x100.
 
@@ -103,7 +115,7 @@ def correlations(gold: Sequence[float], cosines: Sequence[float]) -> dict[str, A
     """
     if len(set(gold)) == 1:
         raise InputError("gold scores must differ for a correlation to exist")
-    if len(set(cosines)) == 1:
+    if max(cosines) - min(cosines) < 1e-6:  # of float32 embeddings, nothing but rounding
         raise InputError("the model gives all pairs the same similarity, so that nothing can be measured")
     return {
         "spearman": 100 * float(spearmanr(gold, cosines).statistic),
@@ -125,12 +137,17 @@ def sts_year(gold: Sequence[float], cosines: Sequence[float], subsets: Mapping[s
         Spearman, plain and weighted by size), ``n``, and ``subsets``: each part's ``spearman`` and ``n``.
     """
     together = correlations(gold, cosines)
+    if subsets and sum(subsets.values()) != len(gold):
+        raise ValueError(f"subsets of {sum(subsets.values())} pairs in all do not make {len(gold)}")
     year: dict[str, Any] = {"all": together["spearman"], "pearson_all": together["pearson"], "n": len(gold)}
     if subsets:
-        parts = {
-            name: {"spearman": correlations(gold[begin:end], cosines[begin:end])["spearman"], "n": end - begin}
-            for name, begin, end in _spans(subsets)
-        }
+        parts = {}
+        for name, begin, end in _spans(subsets):
+            try:
+                spearman = correlations(gold[begin:end], cosines[begin:end])["spearman"]
+            except InputError as error:
+                raise InputError(f"subset {name}: {error}") from None
+            parts[name] = {"spearman": spearman, "n": end - begin}
         scores, sizes = zip(*((part["spearman"], part["n"]) for part in parts.values()), strict=True)
         mean, weighted = float(np.mean(scores)), float(np.average(scores, weights=sizes))
         year.update(mean=mean, wmean=weighted, subsets=parts)

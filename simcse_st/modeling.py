@@ -101,10 +101,34 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def model_sha256(model: SentenceTransformer) -> str:
-    """SHA-256 over all that makes a model's embeddings: weights, kinds and settings of its modules, length, prompts."""
-    modules: list[Any] = [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in model]
-    settings = [modules, model.max_seq_length, model.prompts, model.default_prompt_name]
-    return hashlib.sha256(f"{weights_sha256(model)} {json.dumps(settings, sort_keys=True)}".encode()).hexdigest()
+    """SHA-256 over all that makes a model's embeddings.
+
+    These are the weights, the kinds and settings of the modules, the encoder's configuration, the tokenizer, the
+    length and the prompts; not where they are, nor which release of the libraries wrote them.
+    """
+    parts = [model.max_seq_length, model.prompts, model.default_prompt_name]
+    for module in model:
+        parts += [type(module).__name__, getattr(module, "get_config_dict", dict)()]
+        if isinstance(module, Transformer):
+            config = module.config.to_dict()
+            parts += [
+                {key: config[key] for key in config.keys() - _NOT_OF_THE_MODEL},
+                _tokenizer_state(module.tokenizer),
+            ]
+    text = json.dumps([weights_sha256(model), *parts], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_NOT_OF_THE_MODEL = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
+
+
+def _tokenizer_state(tokenizer: Any) -> Any:
+    """How a tokenizer splits texts, without what a call sets: its padding and truncation."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sorted(tokenizer.get_vocab().items()) if tokenizer is not None else None
+    state = json.loads(backend.to_str())
+    return {key: value for key, value in state.items() if key not in ("padding", "truncation")}
 
 
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -137,6 +161,16 @@ def _load_encoder(base: str | Path, revision: str | None, dropout: float | None,
         return transformer
 
 
+def check_encoder(model: SentenceTransformer, folder: Path) -> None:
+    """Makes sure that a model's encoder is all in its folder: what is missing would be made up, without an error.
+
+    Raises:
+        InputError: Weights or the tokenizer are missing.
+    """
+    if isinstance(model[0], Transformer):
+        _check_encoder(model[0], encoder_path(folder), None)
+
+
 def load_tokenizer(base: str | Path, revision: str | None = None) -> Any:
     """The tokenizer of a base, without its weights.
 
@@ -152,7 +186,7 @@ def load_tokenizer(base: str | Path, revision: str | None = None) -> Any:
         return AutoTokenizer.from_pretrained(path, revision=revision)
 
 
-def fetch_model(name: str) -> Path:
+def fetch_model(name: str, revision: str | None = None) -> Path:
     """A hub model's files on this disk, in a folder named by the commit.
 
     Models are loaded from such a folder and not by their names: where ``modules.json`` cannot be fetched, Sentence
@@ -160,6 +194,7 @@ def fetch_model(name: str) -> Path:
 
     Args:
         name: The hub id.
+        revision: A commit, tag or branch.
 
     Raises:
         InputError: There is no such model, or it is out of reach.
@@ -167,9 +202,9 @@ def fetch_model(name: str) -> Path:
     path = encoder_path(name)
     other = ["*.onnx", "onnx/*", "openvino/*", "*.h5", "*.ot", "*.msgpack", "*.tflite", "coreml/*", "*.gguf"]
     with _errors_of_loading(name, path):
-        folder = Path(snapshot_download(path, ignore_patterns=[*other, "*.bin"]))
+        folder = Path(snapshot_download(path, revision=revision, ignore_patterns=[*other, "*.bin"]))
         if not list(folder.rglob("*.safetensors")):
-            folder = Path(snapshot_download(path, ignore_patterns=other))
+            folder = Path(snapshot_download(path, revision=revision, ignore_patterns=other))
         return folder
 
 

@@ -219,7 +219,8 @@ def _check_expected(recipe: Recipe, train: TrainingData) -> None:
         logger.warning("expect   is about %s, so nothing is expected of %s", expect.source, name)
         return
     found = {**train.facts, "sha256": train.facts["sources"][0].get("sha256")}
-    about = {"source"} if recipe.data.hard_negatives else {"source", "pairs_with_hard_negative"}
+    # Of the data as they are, which training without hard negatives does not use.
+    about = {"source"} if recipe.data.hard_negatives else {"source", "pairs_with_hard_negative", "prepared_sha256"}
     for key, wanted in expect.model_dump(exclude=about, exclude_none=True).items():
         value = found.get(key)
         begin, elided, end = str(wanted).partition("...")

@@ -84,7 +84,8 @@ class Expect(_Section):
     sentences: int | None = None
     """Distinct sentences, for ``data.kind=sentences``."""
     prepared_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """SHA-256 of what is trained on, as ``manifest.json`` and ``simcse-st prepare`` say."""
+    """SHA-256 of what is trained on, as ``manifest.json`` and ``simcse-st prepare`` say; not compared where
+    ``data.hard_negatives`` is false."""
 
 
 class Sample(_Section):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from simcse_st import cli
+from simcse_st.tables import Table
 
 TORCH_FREE = """
 import sys
 from simcse_st import cli
+from simcse_st.tables import Table
 sys.argv = {argv!r}
 try:
     cli.main()
@@ -166,9 +168,10 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ("argv", "message"),
     [
         (["evaluate", "x", "--tasks", "devv"], "--tasks: no task 'devv': did you mean 'dev'"),
-        (["evaluate", "./nowhere", "--dev", "d.csv", "--test", "d.csv"], "model.base: there is no folder './nowhere'"),
-        (["evaluate", "./nowhere", "--dev", "none.csv"], "none.csv: no such file"),
-        (["report", "nowhere"], "nowhere: no results.json, seeds.json or evaluation.json"),
+        (["evaluate", "./nowhere", "--dev", "d.csv", "--test", "d.csv"], "there is no folder './nowhere'"),
+        (["evaluate", ".", "--dev", "none.csv"], ". holds no model: it has neither modules.json nor config.json"),
+        (["evaluate", "x", "--output", "d.csv"], "--output: d.csv must be a folder, and evaluation.json in it a file"),
+        (["report", "nowhere"], "nowhere: no results.json, seeds.json, ablation.json or evaluation.json"),
         (["ablate", "quickstart", "--without", "negatives"], "--without: no part 'negatives': did you mean "),
         (["ablate", "quickstart", "--without", "hard-negatives", "--seeds", "1,x"], "--seeds 1,x: give whole numbers"),
         (["train", "--seeds", ""], "--seeds : give whole numbers with commas"),
@@ -189,3 +192,10 @@ def test_other_commands_say_what_is_wrong_too(
     assert captured.err.startswith(f"simcse-st: {message}")
     assert captured.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv"]
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture):
+    names = ["m[red]x", "[bold]", "m[/x]", "a:smile:"]
+    cli._print_tables([Table("[title]", ["", "n\n[1]"], [[name, "1"] for name in names])])
+    out = capsys.readouterr().out
+    assert all(text in out for text in (*names, "[title]", "[1]"))

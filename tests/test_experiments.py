@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, ablate, load_recipe, train, train_seeds
 from simcse_st.experiments import ABLATIONS, ablation_tables, seeds_table
@@ -41,6 +43,11 @@ def test_seeds_are_run_once_each_and_summed_up(short: Recipe, tmp_path: Path):
     again = train_seeds(short, [1, 2, 3], tmp_path / "seeds")
     assert first.stat().st_mtime_ns == before
     assert [run["test"] for run in again["seeds"]][:2] == scores
+    together = report([str(tmp_path / "seeds")])
+    assert [system["name"].rpartition("/")[2] for system in together["systems"]] == [
+        "seed-1", "seed-2", "seed-3", "seeds, mean of 3 seeds",
+    ]  # fmt: skip
+    assert report_table(together).rows[-1][2] == f"{again['test']['mean']:.2f} ± {again['test']['sd']:.2f}"
     table = seeds_table(again)
     assert [row[0] for row in table.rows] == ["1", "2", "3", "mean ± standard deviation"]
     assert table.rows[-1][3] == f"{again['test']['mean']:.2f} ± {again['test']['sd']:.2f}"
@@ -78,6 +85,8 @@ def test_an_ablation_compares_runs_that_differ_in_one_key(short: Recipe, tmp_pat
     assert part["difference"]["dev"]["mean"] == pytest.approx(statistics.mean(gains))
     assert part["difference"]["dev"]["sd"] == pytest.approx(statistics.stdev(gains))
     assert [step["step"] for step in part["steps"]] == [2, 4]
+    systems = report([str(tmp_path / "ablation")])["systems"]
+    assert [system["name"].rpartition(", ")[2] for system in systems if "spread" in system] == ["mean of 2 seeds"] * 2
     kept, by_step = ablation_tables(record)
     assert [row[1] for row in kept.rows] == ["1", "2", "mean ± sd"]
     assert kept.rows[-1][6] == f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
@@ -90,14 +99,53 @@ def test_an_ablation_compares_runs_that_differ_in_one_key(short: Recipe, tmp_pat
         (["hard-negative"], [1], "--without: no part 'hard-negative': did you mean 'hard-negatives'"),
         (["masking"], [1], "--without masking: tiny has loss.mask_false_negatives=False already"),
         ([], [1], "--without: name a part; known: 'hard-negatives'"),
-        (["hard-negatives"], [], "--seeds: give different whole numbers"),
-        (["hard-negatives"], [1, 1], "--seeds: give different whole numbers"),
+        (["hard-negatives"], [], "--seeds: give different whole numbers from 0"),
+        (["hard-negatives"], [1, 1], "--seeds: give different whole numbers from 0"),
     ],
 )
 def test_what_cannot_be_compared(without: list[str], seeds: list[int], message: str, short: Recipe, tmp_path: Path):
     with pytest.raises(InputError, match=message):
         ablate(short, without, seeds, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_runs_that_do_not_belong_together_are_not_summed_up(short: Recipe, tiny_data: Path, tmp_path: Path):
+    for split in ("train.jsonl", "dev.csv", "test.csv"):
+        shutil.copy(tiny_data / split, tmp_path / split)
+    files = {"train": "train.jsonl", "dev": "dev.csv", "test": "test.csv"}
+    data = short.data.model_copy(update={split: str(tmp_path / name) for split, name in files.items()})
+    recipe, folder = short.model_copy(update={"data": data}), tmp_path / "seeds"
+    train_seeds(recipe, [1], folder)
+    rows = (tmp_path / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.jsonl").write_text("\n".join(rows[:24]) + "\n")
+    with pytest.raises(InputError, match="the runs differ in prepared_sha256: the data have changed in between"):
+        train_seeds(recipe, [1, 2], folder)
+    # Weights that are not the ones that were scored.
+    weights = folder / "seed-1" / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(name for name in tensors if "word_embeddings" in name)
+    save_file({**tensors, name: tensors[name] * 2}, weights, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="seed-1: its model is not the one that its results.json is about"):
+        train_seeds(recipe, [1], folder)
+    with pytest.raises(InputError, match="holds other things .*: choose another --output"):
+        train_seeds(recipe, [1], tmp_path)
+
+
+def test_all_is_checked_before_the_first_run(short: Recipe, tmp_path: Path):
+    train(short.model_copy(update={"seed": 3, "name": "other"}), tmp_path / "seeds" / "seed-3")
+    with pytest.raises(InputError, match="seed-3 holds a run of another recipe"):
+        train_seeds(short, [1, 3], tmp_path / "seeds")
+    assert [path.name for path in (tmp_path / "seeds").iterdir()] == ["seed-3"]
+    with pytest.raises(InputError, match="model.shared_dropout_mask is about two views of one sentence"):
+        ablate(short, ["second-dropout-mask"], [1], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_part_that_the_data_do_not_have_cannot_be_left_out(short: Recipe, tmp_path: Path):
+    (tmp_path / "plain.jsonl").write_text("".join(f'{{"anchor": "a {i}", "positive": "b {i}"}}\n' for i in range(20)))
+    data = short.data.model_copy(update={"train": str(tmp_path / "plain.jsonl")})
+    with pytest.raises(InputError, match="--without hard-negatives: the data have no hard negatives"):
+        ablate(short.model_copy(update={"data": data}), ["hard-negatives"], [1], tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -107,25 +155,37 @@ def test_every_part_is_a_key_of_the_recipe(name: str):
     assert load_recipe("snli-unsup", [f"{section}.{key}={json.dumps(value)}"])
 
 
-def fake_run(folder: Path, dev: float, test: float, sizes: tuple[int, int], unsupervised: bool = False) -> Path:
+STSB = {"dev": (1500, 2.364), "test": (1379, 2.608)}
+
+
+def fake_run(folder: Path, dev: float, test: float, data: dict = STSB, unsupervised: bool = False) -> Path:
     """The records of a run, as far as a report reads them."""
     folder.mkdir()
     scores = {
-        "recipe": "r", "best_step": 3, "total_steps": 9,
-        "dev": {"spearman": dev, "pairs": sizes[0], "alignment": 0.25, "uniformity": -2.5},
-        "test": {"spearman": test, "pairs": sizes[1]},
+        "recipe": "r", "best_step": 3, "total_steps": 9, "model_sha256": folder.name,
+        "dev": {"spearman": dev, "pairs": data["dev"][0], "alignment": 0.25, "uniformity": -2.5},
+        "test": {"spearman": test, "pairs": data["test"][0]},
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(scores))
-    (folder / "manifest.json").write_text(json.dumps({"train": {"sentences": 9} if unsupervised else {"pairs": 9}}))
+    facts = {split: {"pairs_sha256": f"{split}{size}", "mean_gold": mean} for split, (size, mean) in data.items()}
+    manifest = {"train": {"sentences": 9} if unsupervised else {"pairs": 9}, **facts}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
 def test_a_report_compares_like_with_like(tmp_path: Path):
-    sup = fake_run(tmp_path / "sup", 82.05, 78.75, (1500, 1379))
-    unsup = fake_run(tmp_path / "unsup", 76.92, 68.33, (1500, 1379), unsupervised=True)
-    small = fake_run(tmp_path / "small", 60, 70, (132, 132))
-    tasks = {"dev": {"spearman": 59.31, "n": 1500}, "test": {"spearman": 47.29, "n": 1379}}
-    (tmp_path / "evaluation.json").write_text(json.dumps({"models": [{"name": "bert:mean", "tasks": tasks}]}))
+    sup = fake_run(tmp_path / "sup", 82.05, 78.75)
+    unsup = fake_run(tmp_path / "unsup", 76.92, 68.33, unsupervised=True)
+    small = fake_run(tmp_path / "small", 60, 70, {"dev": (132, 2.5), "test": (132, 2.5)})
+    same_size = fake_run(tmp_path / "same-size", 60, 70, {"dev": (1500, 1.9), "test": (1379, 1.9)})
+    tasks = {
+        split: {"spearman": score, "n": size, "pairs_sha256": f"{split}{size}", "mean_gold": mean}
+        for (split, (size, mean)), score in zip(STSB.items(), (59.31, 47.29), strict=True)
+    }
+    models = [
+        {"name": "bert:mean", "model_sha256": "b", "tasks": tasks}, {"name": "sup again", "model_sha256": "sup", "tasks": tasks}
+    ]  # fmt: skip
+    (tmp_path / "evaluation.json").write_text(json.dumps({"models": models}))
     record = report([str(sup), str(unsup), str(tmp_path / "evaluation.json")])
     names = [system["name"] for system in record["systems"]]
     assert names == [
@@ -142,13 +202,18 @@ def test_a_report_compares_like_with_like(tmp_path: Path):
     assert table.rows[0] == [str(sup), "82.05", "78.75", "0.250", "-2.500", "-4.15", "-5.50", "3 of 9", "r"]
     assert "dev n 1,500, test n 1,379" in table.title
 
-    # A run on other data is not measured against the paper, and says what it is over.
-    (other,) = report([str(small)])["systems"]
-    assert "gap" not in other
+    # A run on other data is not measured against the paper, and the table says which data.
+    for other in (small, same_size):
+        (system,) = report([str(other)])["systems"]
+        assert "gap" not in system
     mixed = report_table(report([str(sup), str(small)]))
-    assert mixed.rows[1][1] == "60.00 (n 132)"
-    with pytest.raises(InputError, match="nowhere: no results.json, seeds.json or evaluation.json"):
+    assert [row[1] for row in mixed.rows] == ["A", "B", "STS-B", "STS-B"]
+    assert "A is dev n 1,500, test n 1,379; B is dev n 132, test n 132" in mixed.title
+    with pytest.raises(InputError, match="nowhere: no results.json, seeds.json, ablation.json or evaluation.json"):
         report([str(tmp_path / "nowhere")])
+    (unsup / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="unsup: its records cannot be reported: KeyError"):
+        report([str(unsup)])
     (sup / "results.json").write_text("{")
     with pytest.raises(InputError, match="results.json: cannot be read as a record"):
         report([str(sup)])

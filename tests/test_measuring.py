@@ -16,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 from simcse_st import InputError, Recipe, build_model, evaluate, train
 from simcse_st.data import Source
-from simcse_st.measuring import TASKS, task_names
-from simcse_st.report import evaluation_tables
+from simcse_st.scoring import TASKS, average, task_names
+from simcse_st.tables import evaluation_tables
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,56 @@ def test_tasks_may_be_run_one_after_the_other(tiny_run: Path, tiny_data: Path, t
         evaluate([str(tiny_run)], tasks=["dev"], output=tmp_path)
 
 
+def test_another_tokenizer_or_configuration_is_another_model(tiny_run: Path, tmp_path: Path):
+    shas = {evaluate([tiny_run], tasks="test")["models"][0]["model_sha256"]}
+    for name, old, new in (
+        ("config.json", '"num_attention_heads": 2', '"num_attention_heads": 4'),
+        ("config.json", '"hidden_act": "gelu"', '"hidden_act": "relu"'),
+        ("tokenizer.json", '"a": 5', '"a": 6'),
+    ):
+        folder = tmp_path / f"{len(shas)}"
+        shutil.copytree(tiny_run, folder)
+        text = (folder / "model" / name).read_text()
+        assert old in text
+        text = text.replace('"b": 6', '"b": 5') if name == "tokenizer.json" else text
+        (folder / "model" / name).write_text(text.replace(old, new))
+        (model,) = evaluate([folder], tasks="test", output=tmp_path / "out")["models"]
+        assert "from" not in model["tasks"]["test"]
+        shas.add(model["model_sha256"])
+    assert len(shas) == 4
+
+
+def test_runs_on_different_data_are_not_measured_on_the_first_one_s(tiny_run: Path, tiny_data: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+    recipe = (other / "recipe.yaml").read_text()
+    (other / "recipe.yaml").write_text(recipe.replace(str(tiny_data / "dev.csv"), str(tiny_data / "test.csv")))
+    with pytest.raises(InputError, match="is measured on .*dev.csv, .*other on .*test.csv: say by --dev which of them"):
+        evaluate([tiny_run, other])
+    # A run's model by itself is measured on the run's data, too.
+    record = evaluate([f"{tiny_run}:mean", f"{tiny_run}/model"], tasks="dev")
+    assert record["data"]["dev"]["sources"][0]["file"] == "dev.csv"
+
+
+def test_what_is_scored_before_a_model_fails_is_kept(tiny_run: Path, tiny_base: Path, tmp_path: Path):
+    broken = build_model(tiny_base, device="cpu")
+    with torch.no_grad():
+        broken[0].auto_model.embeddings.word_embeddings.weight[5] = float("nan")
+    broken.save_pretrained(str(tmp_path / "nan"), create_model_card=False)
+    with pytest.raises(InputError, match="nan: the model's embedding of '.*' is not finite"):
+        evaluate([f"{tiny_run}:mean", tmp_path / "nan"], tasks="dev", output=tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert [model["name"].rpartition("/")[2] for model in record["models"]] == ["tiny:mean"]
+
+
+def test_precision_is_that_of_the_model(tiny_base: Path, tiny_data: Path, tmp_path: Path):
+    build_model(tiny_base, device="cpu").to(torch.bfloat16).save_pretrained(
+        str(tmp_path / "bf16"), create_model_card=False
+    )
+    record = evaluate(tmp_path / "bf16", tasks="dev", dev=Source(tiny_data / "dev.csv"))
+    assert record["models"][0]["precision"] == record["environment"]["precision"] == "bfloat16"
+
+
 def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch):
     encoded: list[str] = []
     encode = SentenceTransformer.encode
@@ -175,13 +225,23 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
     split = [100 * spearmanr(golds[a:b], cosines[a:b]).statistic for a, b in ((0, 5), (5, 11))]
     assert tasks["sts14"]["mean"] == pytest.approx(sum(split) / 2, abs=1e-9)
     assert tasks["sts14"]["wmean"] == pytest.approx((5 * split[0] + 6 * split[1]) / 11, abs=1e-9)
-    years = [tasks[f"sts{year}"]["all"] for year in range(12, 17)]
-    expected = (sum(years) + tasks["test"]["spearman"] + tasks["sick-r"]["spearman"]) / 7
-    assert tasks["average"]["all"] == pytest.approx(expected, abs=1e-9)
     (table,) = evaluation_tables(record)
     assert "'all'" in table.title
-    assert table.columns[1:] == [f"STS{y}\nn 11" for y in range(12, 17)] + ["STS-B\nn 3", "SICK-R\nn 3", "average"]
+    # This test is not STS-B's, so there is no average of the paper's seven sets.
+    assert table.columns[1:] == [f"STS{y}\nn 11" for y in range(12, 17)] + ["test\nn 3", "SICK-R\nn 3"]
     assert table.rows[0][3] == f"{tasks['sts14']['all']:.2f}"
+    assert "average" not in tasks
+    stsb = {**tasks, "test": {**tasks["test"], "n": 1379, "mean_gold": 2.608}}
+    scores = [tasks[f"sts{year}"]["all"] for year in range(12, 17)] + [tasks[t]["spearman"] for t in ("test", "sick-r")]
+    assert average(stsb)["average"]["all"] == pytest.approx(sum(scores) / 7, abs=1e-9)
+
+    # The same pairs in other subsets are another year.
+    folder = tmp_path / "STS12-en-test"
+    before = record["data"]["sts12"]["pairs_sha256"]
+    for kind in ("input", "gs"):
+        (folder / f"STS.{kind}.two.txt").rename(folder / f"STS.{kind}.zwei.txt")
+    again = evaluate([f"{tiny_base}:mean"], tasks=["sts12"], senteval=tmp_path)
+    assert again["data"]["sts12"]["pairs_sha256"] != before
 
 
 @pytest.mark.parametrize(
@@ -193,10 +253,18 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
         ({"models": []}, "no model to evaluate"),
         ({"models": ["./nowhere"]}, "there is no folder './nowhere'"),
         ({"models": ["nobody/nothing"]}, "'nobody/nothing' cannot be loaded from the Hugging Face Hub"),
-        ({"models": ["BASE"]}, "BASE is a bare encoder: say how .* --pooling mean or as BASE:mean"),
+        ({"models": ["BASE"]}, "/BASE is a bare encoder: say how .* --pooling mean or as .*/BASE:mean"),
         ({"models": ["UNFINISHED"]}, "UNFINISHED is a run folder without a model: that run did not end"),
         ({"models": ["NAN"]}, "the model's embedding of '.*' is not finite"),
-        ({"tasks": ["sts12"], "senteval": "/nowhere"}, "--senteval: /nowhere/STS12-en-test: no such file or folder"),
+        ({"tasks": ["sts12"], "senteval": "/nowhere"}, "--senteval: /nowhere has no STS12-en-test, nor has downstream"),
+        ({"tasks": ["sick-r"]}, "sick-r: give SentEval's folder by --senteval"),
+        ({"models": ["EMPTY"]}, "EMPTY holds no model: it has neither modules.json nor config.json"),
+        ({"models": ["NOTOKENIZER"]}, "NOTOKENIZER.* has no tokenizer"),
+        ({"models": ["NOWEIGHTS"]}, "NOWEIGHTS"),
+        ({"models": ["COLLAPSED"]}, "COLLAPSED: dev: the model gives all pairs the same similarity"),
+        ({"pooling": "cls"}, "--pooling is for bare encoders, and every model here says itself how to be read"),
+        ({"dev": "SAME"}, "retrieval needs dev pairs with gold >= 4 of 5 whose sentences differ"),
+        ({"models": [""]}, "'' is no model"),
         ({"dev": "CONSTANT"}, "all 2 scores are 3"),
         ({"dev": "LOW"}, "geometry and retrieval need dev pairs with gold >= 4 of 5: there is none"),
     ],
@@ -211,10 +279,23 @@ def test_what_cannot_be_measured(options: dict, message: str, tiny_base: Path, t
     with torch.no_grad():
         broken[0].auto_model.embeddings.word_embeddings.weight[5] = float("nan")
     broken.save_pretrained(str(tmp_path / "NAN"), create_model_card=False)
+    (tmp_path / "SAME").with_suffix(".csv").write_text("a,a,5\nc,d,2\n")
+    (tmp_path / "EMPTY").mkdir()
+    whole = build_model(tiny_base, device="cpu")
+    for name in ("NOTOKENIZER", "NOWEIGHTS"):
+        whole.save_pretrained(str(tmp_path / name), create_model_card=False)
+    for path in (tmp_path / "NOTOKENIZER").glob("*token*"):
+        path.unlink()
+    tensors = load_file(tmp_path / "NOWEIGHTS" / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "layer.1" not in name}
+    save_file(kept, tmp_path / "NOWEIGHTS" / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        whole[0].auto_model.encoder.layer[1].output.LayerNorm.weight.zero_()
+    whole.save_pretrained(str(tmp_path / "COLLAPSED"), create_model_card=False)
     models = [str(tmp_path / name) if name.isupper() else name for name in options.get("models", [f"{tiny_base}:cls"])]
     dev = str(tmp_path / options["dev"]) + ".csv" if "dev" in options else str(tiny_data / "dev.csv")
     rest = {key: value for key, value in options.items() if key not in ("models", "dev")}
-    with pytest.raises(InputError, match=message.replace("BASE", str(tmp_path / "BASE"))):
+    with pytest.raises(InputError, match=message):
         evaluate(models, dev=Source(dev), test=Source(str(tiny_data / "test.csv")), output=tmp_path / "out", **rest)
     assert not (tmp_path / "out").exists()
 

@@ -59,7 +59,8 @@ class GradedPairs:
 
     def gold_of_5(self) -> list[float]:
         """The gold scores on the scale 0 to 5, whatever their own is."""
-        return [score * HIGHEST_SCORE / self.scale for score in self.scores]
+        # Rounded, since 0.2 in single precision is a little more than a fifth.
+        return [round(score * HIGHEST_SCORE / self.scale, 6) for score in self.scores]
 
 
 def load_graded_pairs(source: Source | str | Path) -> GradedPairs:
@@ -124,7 +125,10 @@ def _graded(pairs: list[Graded], name: str, facts: dict[str, Any], scale: float 
     digests = Digests()
     for first, second, score in pairs:
         digests.add(first, second, repr(score))
-    facts = {**facts, "pairs": len(scores), "scale": scale, "pairs_sha256": digests.sha256()}
+    for name, size in facts.get("subsets", {}).items():
+        digests.add(name, str(size))
+    mean = sum(scores) / len(scores) * HIGHEST_SCORE / scale
+    facts = {**facts, "pairs": len(scores), "scale": scale, "mean_gold": mean, "pairs_sha256": digests.sha256()}
     return GradedPairs(sentences1, sentences2, scores, scale, facts)
 
 
@@ -213,6 +217,8 @@ def _load_senteval(folder: Path, name: str) -> GradedPairs:
         if not gold.is_file():
             raise InputError(f"{path}: its scores are not there: no such file as {gold.name}")
         graded, left_out = _senteval_part(path, gold)
+        if not graded:
+            raise InputError(f"{gold}: not one of its {left_out} pairs has a score")
         pairs += graded
         ungraded += left_out
         subsets[part] = len(graded)
