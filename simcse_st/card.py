@@ -12,6 +12,7 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 from simcse_st.report import gap_to_paper
+from simcse_st.tables import is_stsb
 
 _TEMPLATE = "template.md.jinja"
 _EXCERPT = 160  # characters of a sentence that is quoted
@@ -66,6 +67,7 @@ def render_card(
         base_model=base_model,
         gap=gap_to_paper(kind, scores, data),
         tasks=evaluation["models"][0]["tasks"] if evaluation else {},
+        quote=recipe["card"]["examples"] if recipe["card"]["examples"] is not None else _is_public(recipe, data["dev"]),
         model=evaluation["models"][0] if evaluation else None,
         environment=environment,
     )
@@ -101,6 +103,12 @@ def _metadata(
             for metric in ("spearman", "pearson")
         ],
     )
+
+
+def _is_public(recipe: dict[str, Any], dev: dict[str, Any]) -> bool:
+    """Whether anyone may read the dev pairs; what is in a file of the user's may be for nobody else."""
+    packaged = str(recipe["data"]["dev"]).startswith("package:")
+    return packaged or "dataset" in dev["sources"][0] or is_stsb("dev", dev)
 
 
 def source_name(sources: list[dict[str, Any]]) -> str:

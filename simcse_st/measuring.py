@@ -176,7 +176,15 @@ def _load_data(
                 "paper's number is of the test set alone"
             )
         sources["sick-r"] = _in_senteval(senteval, "SICK/SICK_test_annotated.txt")
-    return {name: load_graded_pairs(source) for name, source in sources.items()}
+    data = {}
+    for name, source in sources.items():
+        try:
+            data[name] = load_graded_pairs(source)
+        except InputError as error:
+            of_run = {"dev": dev, "test": test}.get(name, source) is None and any(model.run for model in found)
+            hint = f" (which the run's recipe names; another is given by --{name})" if of_run else ""
+            raise InputError(f"{error}{hint}") from None
+    return data
 
 
 def _in_senteval(folder: str | Path | None, inside: str) -> Source:

@@ -223,6 +223,9 @@ class CardSection(_Section):
     """Of the training data, as ISO 639 codes."""
     notes: str = ""
     """A paragraph of your own, in Markdown."""
+    examples: bool | None = None
+    """Whether to quote the dev pairs on which the model is most surely wrong; null does where they are public: from the
+    hub, from a package, or STS-B itself."""
 
 
 class Recipe(_Section):

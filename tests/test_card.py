@@ -35,7 +35,9 @@ def records(folder: Path, tiny_recipe: Recipe) -> dict:
         name: json.loads((folder / f"{name}.json").read_text())
         for name in ("results", "manifest", "environment", "evaluation")
     }
-    return {"recipe": tiny_recipe.model_dump(mode="json"), **read}
+    recipe = tiny_recipe.model_dump(mode="json")
+    recipe["card"]["examples"] = True
+    return {"recipe": recipe, **read}
 
 
 def tables(card: str) -> list[list[list[str]]]:
@@ -55,6 +57,7 @@ def tables(card: str) -> list[list[list[str]]]:
 
 def test_the_card_of_a_run_says_what_its_records_say(records: dict, folder: Path):
     card = (folder / "model" / "README.md").read_text()
+    records["recipe"]["card"]["examples"] = None
     assert card == render_card(load_template(), **records)
     results, evaluation = records["results"], records["evaluation"]["models"][0]["tasks"]
     scores = tables(card)[0]
@@ -95,8 +98,21 @@ def test_on_stsb_the_card_states_the_gap_to_the_paper(records: dict):
     assert scores[3:] == [["paper, supervised BERT-base (reported)", "86.20", "84.25"], ["gap", "-4.15", "-5.50"]]
 
 
+def test_dev_pairs_of_a_user_s_file_are_not_quoted(records: dict):
+    recipe, manifest = records["recipe"], json.loads(json.dumps(records["manifest"]))
+    pair = records["evaluation"]["models"][0]["tasks"]["mistakes"]["underrated"][0]
+    assert pair["sentence1"] in render_card(load_template(), **records)
+    recipe["card"]["examples"] = None
+    private = render_card(load_template(), **records)
+    assert pair["sentence1"] not in private
+    assert "## Limitations" not in private
+    manifest["dev"]["sources"] = [{"dataset": "owner/name", "split": "dev", "revision": "0"}]
+    assert pair["sentence1"] in render_card(load_template(), **{**records, "manifest": manifest})
+
+
 def test_the_card_s_own_keys(records: dict):
     own = {
+        **records["recipe"]["card"],
         "authors": ["A. Author", "B. Author"],
         "license": "apache-2.0",
         "language": ["en", "de"],
