@@ -104,7 +104,7 @@ def ablate(
     ] = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Run a recipe with and without some of its parts, and compare the pairs."""
+    """Run a recipe with and without a part of it."""
     chosen = _load_recipe(recipe, base, data, overrides)
     numbers = _numbers(seeds)
     _quiet_libraries()
@@ -129,7 +129,7 @@ def prepare(
     ] = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Write down what a recipe would train on: the rows, the counts, the checksums."""
+    """Write down what a recipe would train on."""
     chosen = _load_recipe(recipe, base, data, overrides)
     _quiet_libraries()
 
@@ -170,7 +170,7 @@ def evaluate(
         bool, typer.Option("--figures", help="Draw pictures too (pip install 'simcse-st[plot]').")
     ] = False,
 ) -> None:
-    """Measure models side by side: STS, alignment and uniformity, retrieval."""
+    """Measure models side by side."""
     _quiet_libraries()
 
     from simcse_st.data import Source
@@ -214,7 +214,7 @@ def report(
         Path | None, typer.Option("--output", metavar="DIR", help="Write report.md and report.json there.")
     ] = None,
 ) -> None:
-    """Put runs and evaluated models into one table, with what the paper reports."""
+    """Put runs and models into one table."""
     from simcse_st import report as reporting
     from simcse_st.folder import write_json
 
