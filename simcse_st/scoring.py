@@ -149,7 +149,7 @@ def _retrieval(
 ) -> dict[str, Any]:
     """Retrieval over the dev sentences, with what annotators said of the answers that came first."""
     number = {place: index for index, place in enumerate(sentences)}
-    asked = list(dict.fromkeys((number[first], number[second]) for first, second in pairs if first != second))
+    asked = [(number[first], number[second]) for first, second in pairs if first != second]
     if not asked:
         raise InputError("retrieval needs dev pairs with gold >= 4 of 5 whose sentences differ: there is none")
     queries, answers = (list(side) for side in zip(*asked, strict=True))
