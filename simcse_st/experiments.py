@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from sentence_transformers.util.distributed import get_rank
 
 from simcse_st.errors import InputError, nearest
 from simcse_st.folder import write_json
@@ -54,7 +57,7 @@ def train_seeds(
     _check_same(runs, "prepared_sha256")
     spread = {split: spread_of([run[split] for run in runs]) for split in _SPLITS}
     record = {"recipe": recipe.name, "seeds": runs, **spread, **_of_all(runs)}
-    write_json(folder / "seeds.json", record)
+    _write_once(folder / "seeds.json", record)
     return record
 
 
@@ -109,7 +112,7 @@ def ablate(
             "steps": _over_steps(matched),
         }
     record = {"recipe": recipe.name, "full": full, "without": parts, **_of_all(runs)}
-    write_json(folder / "ablation.json", record)
+    _write_once(folder / "ablation.json", record)
     return record
 
 
@@ -172,7 +175,7 @@ def _plan(
     """Every run with its folder, all of them checked before the first is begun."""
     plan = {}
     for name, recipe in recipes.items():
-        check_combinations(recipe, 1)
+        check_combinations(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # as the launcher of several processes says
         for seed in seeds:
             seeded = recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed-{seed}"})
             plan[name, seed] = (seeded, folder / name / f"seed-{seed}")
@@ -193,14 +196,16 @@ def _of_all(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What all runs have in common: the pairs they are scored on, and the versions of the last.
 
     Raises:
-        InputError: They are scored on different pairs, or trained on different rows.
+        InputError: They are scored on different pairs.
     """
-    for key in ("dev_pairs_sha256", "test_pairs_sha256"):
-        if len({run["data"][key] for run in runs}) > 1:
-            raise InputError(
-                f"the runs differ in {key}: the data have changed in between; run all again with --overwrite"
-            )
+    _check_same(runs, "dev_pairs_sha256", "test_pairs_sha256")
     return {"data": runs[0]["data"], "packages": runs[-1]["packages"]}
+
+
+def _write_once(path: Path, record: dict[str, Any]) -> None:
+    """Writes a record; of several processes that train together, the first does."""
+    if get_rank() == 0:
+        write_json(path, record)
 
 
 def _without(recipe: Recipe, name: str) -> Recipe:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, ablate, load_recipe, train, train_seeds
-from simcse_st.experiments import ABLATIONS, ablation_tables, seeds_table
+from simcse_st.experiments import ABLATIONS, _plan, ablation_tables, seeds_table
 from simcse_st.report import report, report_table
 
 
@@ -139,6 +139,17 @@ def test_all_is_checked_before_the_first_run(short: Recipe, tmp_path: Path):
     with pytest.raises(InputError, match="model.shared_dropout_mask is about two views of one sentence"):
         ablate(short, ["second-dropout-mask"], [1], tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_several_gpus_need_a_launcher_and_no_more(short: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(InputError, match="2 GPUs without a launcher"):
+        train_seeds(short, [1], tmp_path / "seeds")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(_plan({"": short}, [1, 2], tmp_path / "seeds", False)) == 2
+    odd = short.model_copy(update={"training": short.training.model_copy(update={"batch_size": 9})})
+    with pytest.raises(InputError, match="must be a multiple of the 2 processes"):
+        _plan({"": odd}, [1], tmp_path / "seeds", False)
 
 
 def test_a_part_that_the_data_do_not_have_cannot_be_left_out(short: Recipe, tmp_path: Path):
