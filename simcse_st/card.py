@@ -11,11 +11,15 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from simcse_st.citations import citations
 from simcse_st.report import gap_to_paper
-from simcse_st.tables import is_stsb
+from simcse_st.tables import is_stsb, plus_minus
 
 _TEMPLATE = "template.md.jinja"
 _EXCERPT = 160  # characters of a sentence that is quoted
+_SPLITS = ("dev", "test")
+CARD = "README.md"  # of a model's folder
+PROOF = "simcse_st"  # the metadata's key for what proves a copy
 
 
 def load_template() -> str:
@@ -34,7 +38,11 @@ def render_card(
     environment: dict[str, Any],
     evaluation: dict[str, Any] | None = None,
     *,
+    command: str,
     base_model: str | None = None,
+    repo_id: str | None = None,
+    seeds: dict[str, Any] | None = None,
+    ablation: dict[str, Any] | None = None,
 ) -> str:
     """Writes the card of a run. Every number in it is one of the records'; what has no record is left out.
 
@@ -44,17 +52,25 @@ def render_card(
         results: ``results.json``.
         manifest: ``manifest.json``.
         environment: ``environment.json``.
-        evaluation: ``evaluation.json``; its first model is the run's.
+        evaluation: ``evaluation.json``; its first model is the run's, the others are what it is compared with.
+        command: What runs the recipe again.
         base_model: The base's id on the hub, if it has one: a folder of this machine is nobody else's business.
+        repo_id: Where the model is published.
+        seeds: ``seeds.json`` of the same recipe.
+        ablation: ``ablation.json`` of the same recipe.
 
     Returns:
         Markdown with the hub's metadata block on top.
     """
     engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    engine.filters.update(text=markdown_text, number="{:,}".format)
+    engine.filters.update(text=markdown_text, number="{:,}".format, spread=plus_minus)
     train, kind = manifest["train"], "unsupervised" if "sentences" in manifest["train"] else "supervised"
-    data = {split: {"n": results[split]["pairs"], **manifest[split]} for split in ("dev", "test")}
-    scores = {split: results[split]["spearman"] for split in ("dev", "test")}
+    data = {split: {"n": results[split]["pairs"], **manifest[split]} for split in _SPLITS}
+    scores = {split: results[split]["spearman"] for split in _SPLITS}
+    models = evaluation["models"] if evaluation else []
+    model, baselines = (models[0], models[1:]) if models else (None, [])
+    tasks: dict[str, Any] = models[0]["tasks"] if models else {}
+    shown = {"geometry", "retrieval"} & tasks.keys()
     return engine.from_string(template).render(
         metadata=_metadata(recipe, results, manifest, base_model).to_yaml(),
         card=recipe["card"],
@@ -63,46 +79,92 @@ def render_card(
         train=train,
         kind=kind,
         source=source_name(train["sources"]),
-        sources={split: manifest[split]["sources"] for split in ("train", "dev", "test")},
+        sources={split: manifest[split]["sources"] for split in ("train", *_SPLITS)},
+        samples=train.get("samples") if recipe["card"]["samples"] else None,
         base_model=base_model,
+        repo_id=repo_id,
+        command=command,
         gap=gap_to_paper(kind, scores, data),
-        tasks=evaluation["models"][0]["tasks"] if evaluation else {},
+        baselines=baselines,
+        compared=[other for other in baselines if shown <= other["tasks"].keys()],
+        seeds=seeds,
+        ablation=ablation,
+        tasks=tasks,
+        years=_years(tasks),
         quote=recipe["card"]["examples"] if recipe["card"]["examples"] is not None else _is_public(recipe, data["dev"]),
-        model=evaluation["models"][0] if evaluation else None,
+        model=model,
+        stack=" -> ".join(results["modules"]),
         environment=environment,
+        citations=citations(_datasets(recipe, manifest, data)),
     )
 
 
 def _metadata(
     recipe: dict[str, Any], results: dict[str, Any], manifest: dict[str, Any], base_model: str | None
 ) -> ModelCardData:
-    """The metadata block, with the fields that Sentence Transformers' own cards have."""
-    card = recipe["card"]
-    datasets = [source["dataset"] for source in manifest["train"]["sources"] if "dataset" in source]
-    return ModelCardData(
+    """The metadata block: the fields of Sentence Transformers' own cards, and what proves a copy to be this model."""
+    card, train = recipe["card"], manifest["train"]
+    datasets = [source["dataset"] for source in train["sources"] if "dataset" in source]
+    size = train["sentences"] if "sentences" in train else train["pairs"]
+    data = ModelCardData(
         language=card["language"] or None,
         license=card["license"],
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=["sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "simcse"],
+        tags=[
+            "sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "generated_from_trainer",
+            f"dataset_size:{size}", "loss:SimCSELoss", "simcse",
+        ],
         base_model=base_model,
-        datasets=datasets or None,
+        datasets=list(dict.fromkeys(datasets)) or None,
         metrics=["spearman_cosine", "pearson_cosine"],
         model_name=recipe["name"],
         eval_results=[
-            EvalResult(
-                task_type="semantic-similarity",
-                task_name="Semantic Similarity",
-                dataset_type=split,
-                dataset_name=source_name(manifest[split]["sources"]),
-                metric_type=f"{metric}_cosine",
-                metric_name=f"{metric.title()} of cosine x100",
-                metric_value=results[split][metric],
-            )
-            for split in ("dev", "test")
+            _eval_result(split, metric, results[split], manifest[split], recipe["data"][split])
+            for split in _SPLITS
             for metric in ("spearman", "pearson")
         ],
+    )  # fmt: skip
+    data[PROOF] = {"stack": " -> ".join(results["modules"]), "weights_sha256": results["weights_sha256"]}
+    return data
+
+
+def _eval_result(split: str, metric: str, scores: dict[str, Any], data: dict[str, Any], reference: Any) -> EvalResult:
+    """A score with what it takes to get it again: the pairs' place, if it is public, and their checksum."""
+    source = data["sources"][0]
+    packaged = {"source": reference} if str(reference).startswith("package:") else {}
+    return EvalResult(
+        task_type="semantic-similarity",
+        task_name="Semantic Similarity",
+        dataset_type=source.get("dataset", f"sts-{split}"),
+        dataset_name=source_name(data["sources"]),
+        dataset_config=source.get("config"),
+        dataset_split=source.get("split"),
+        dataset_revision=source.get("revision"),
+        dataset_args={"role": split, "pairs": scores["pairs"], "pairs_sha256": data["pairs_sha256"], **packaged},
+        metric_type=f"{metric}_cosine",
+        metric_name=f"{metric.title()} of cosine x100",
+        metric_value=scores[metric],
     )
+
+
+def _years(tasks: dict[str, Any]) -> list[tuple[str, float]]:
+    """The paper's seven sets, as far as they were measured, and their average."""
+    sets = [(task, tasks[task]) for task in ("sts12", "sts13", "sts14", "sts15", "sts16", "sick-r") if task in tasks]
+    found = [(task.upper(), scores["all"] if "all" in scores else scores["spearman"]) for task, scores in sets]
+    return [*found, ("average with STS-B", tasks["average"]["all"])] if "average" in tasks else found
+
+
+def _datasets(recipe: dict[str, Any], manifest: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    """The names of the data sets in it, by which to cite them."""
+    names = ["stsb" for split in _SPLITS if is_stsb(split, data[split])]
+    expect = recipe["data"]["expect"]
+    for source in (source for part in ("train", *_SPLITS) for source in manifest[part]["sources"]):
+        if "dataset" in source:
+            names += [source["dataset"], *(file["file"] for file in source.get("files", ()))]
+        elif expect and expect["source"] == source["file"]:  # a file that is known, and was checked
+            names.append(source["file"])
+    return sorted(names)
 
 
 def _is_public(recipe: dict[str, Any], dev: dict[str, Any]) -> bool:

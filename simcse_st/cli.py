@@ -197,14 +197,80 @@ def evaluate(
     print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")
 
 
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+_RepoId = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model on the hub.")]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for an answer of the hub.")
+]
+
+
 @app.command()
 def card(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: _Run,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a card.* key of the run's recipe.")
+    ] = None,
 ) -> None:
     """Write a run's model card again, from its records."""
     from simcse_st.publishing import write_card
 
-    print(write_card(run))
+    print(write_card(run, overrides or ()))
+
+
+@app.command()
+def push(
+    run: _Run,
+    repo_id: _RepoId,
+    private: Annotated[bool, typer.Option("--private", help="If it is to be made: make it private.")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="BRANCH", help="The branch to commit to; by default main.")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, list the files, change nothing.")] = False,
+    timeout: _Timeout = 60.0,
+) -> None:
+    """Publish a run's model and prove the published copy."""
+    _quiet_libraries()
+
+    from simcse_st import pushing
+
+    record = pushing.push(
+        run, repo_id, private=private, revision=revision, create_pr=create_pr, dry_run=dry_run, timeout=timeout
+    )
+    if dry_run:
+        _print_tables([pushing.files_table(record)])
+
+
+@app.command()
+def verify(
+    repo_id: _RepoId,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="A commit, branch or tag; by default main.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="The run it was pushed from; by default looked for in runs/."),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option("--test", metavar="FILE_OR_DATASET", help="The pairs of its test score, if nothing names them."),
+    ] = None,
+    timeout: _Timeout = 60.0,
+) -> None:
+    """Prove that a published model is the one that was measured."""
+    _quiet_libraries()
+
+    from simcse_st import verifying
+    from simcse_st.data import Source
+    from simcse_st.recipe import resolve
+
+    source = Source(resolve(test), split="test") if test is not None else None
+    failed = False
+    for check in verifying.verify(repo_id, revision=revision, run=run, test=source, timeout=timeout):
+        print(check, flush=True)
+        failed = failed or not check.passed
+    if failed:
+        raise RunError(f"{repo_id} is not proven to be the model that was measured")
 
 
 @app.command()
@@ -269,6 +335,11 @@ def main() -> None:
         code = _fail(error, 2)
     except RunError as error:
         code = _fail(error, 1)
+    except Exception:  # a fault of the program
+        import traceback
+
+        print(_without_token(traceback.format_exc()), file=sys.stderr, end="")
+        code = 1
     if code == 130:  # what typer makes of Ctrl-C
         print("simcse-st: interrupted", file=sys.stderr)
     sys.exit(code)
@@ -278,12 +349,21 @@ def _fail(error: Exception, code: int) -> int:
     if _debug:
         import traceback
 
-        traceback.print_exception(error)
+        print(_without_token("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     if not _first_process():
         return code
     message = getattr(error, "format_message", error.__str__)()
-    print(f"simcse-st: {' '.join(message.split())}", file=sys.stderr)
+    print(_without_token(f"simcse-st: {' '.join(message.split())}"), file=sys.stderr)
     return code
+
+
+def _without_token(text: str) -> str:
+    """The text without this machine's token, should a library have put it in."""
+    if "huggingface_hub" not in sys.modules:  # so that none can have
+        return text
+    from huggingface_hub import get_token
+
+    return text.replace(get_token() or "\0", "(token)")
 
 
 def _first_process() -> bool:

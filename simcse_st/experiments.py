@@ -14,7 +14,8 @@ from simcse_st.errors import InputError, nearest
 from simcse_st.folder import write_json
 from simcse_st.inputs import check_combinations
 from simcse_st.loading import load_model
-from simcse_st.recipe import Recipe
+from simcse_st.publishing import same_run
+from simcse_st.recipe import Recipe, load_recipe
 from simcse_st.report import spread_of
 from simcse_st.tables import Table, plus_minus
 from simcse_st.training import train
@@ -260,7 +261,7 @@ def _is_finished(recipe: Recipe, folder: Path) -> bool:
     """
     if not (folder / "recipe.yaml").is_file():
         return False
-    if (folder / "recipe.yaml").read_bytes() != recipe.to_yaml().encode():
+    if not same_run(load_recipe(folder / "recipe.yaml"), recipe):
         raise InputError(f"{folder} holds a run of another recipe: choose another --output, or --overwrite")
     if not (folder / "results.json").is_file() or not (folder / "model" / "README.md").is_file():
         return False

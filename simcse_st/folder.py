@@ -12,8 +12,8 @@ from simcse_st.errors import InputError
 MARK = "recipe.yaml"
 # All that any command leaves in a folder of its own.
 _RECORDS = (
-    MARK, "manifest.json", "environment.json", "history.jsonl", "results.json", "evaluation.json", "train.jsonl",
-    "figures", "model", "checkpoints",
+    MARK, "manifest.json", "environment.json", "history.jsonl", "results.json", "evaluation.json", "push.json",
+    "train.jsonl", "figures", "model", "checkpoints",
 )  # fmt: skip
 
 
@@ -61,6 +61,11 @@ def make_folder(folder: Path, recipe: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a record, all of it or nothing."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, all of it or nothing."""
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from simcse_st.preparing import load_data, state_data
 from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
+
+_SAMPLES = 3  # rows, for the card
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     if limit > (longest := model.max_seq_length or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     manifest = data.manifest(model.tokenizer, limit)
+    if recipe.card.samples:
+        manifest["train"]["samples"] = [list(row) for row in islice(data.train, _SAMPLES)]
     return Inputs(model, data.train, data.dev, data.test, _precision(recipe, model.device), manifest)
 
 

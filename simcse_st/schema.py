@@ -217,6 +217,8 @@ class CardSection(_Section):
 
     authors: list[_Name] = []
     """Who made the model."""
+    team: list[_Name] = []
+    """Who did what for it, a line each."""
     license: _Name | None = None
     """Its licence, as the hub names it, e.g. ``apache-2.0``."""
     language: list[_Name] = ["en"]
@@ -226,6 +228,8 @@ class CardSection(_Section):
     examples: bool | None = None
     """Whether to quote the dev pairs on which the model is most surely wrong; null does where they are public: from the
     hub, from a package, or STS-B itself."""
+    samples: bool = False
+    """Whether to show the first three rows that were trained on. Set it before training: otherwise none is recorded."""
 
 
 class Recipe(_Section):

@@ -21,16 +21,18 @@ from transformers.trainer_callback import ProgressCallback
 from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import load_template
 from simcse_st.collator import SimCSECollator
+from simcse_st.data import file_sha256
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.folder import check_folder, make_folder, write_json
 from simcse_st.inputs import Inputs, load_inputs, state_inputs
+from simcse_st.loading import describe_model
 from simcse_st.loss import SimCSELoss
 from simcse_st.measuring import RECORD, measure_run
-from simcse_st.modeling import model_sha256, weights_sha256
+from simcse_st.modeling import weights_sha256
 from simcse_st.publishing import write_card
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
             base = {"dev": dev(inputs.model), "test": test(inputs.model)}
             logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
 
+    # None of a folder: what this machine calls it goes into no card.
+    base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
     # Nothing has been written so far; what fails from here on is a failed run.
     environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
     if process.is_main_process:
@@ -114,7 +118,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         model = _load_saved(folder / "model", str(process.device))
         return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
     model = _keep(best, folder, str(process.device))
-    test_scores = test(model)
+    test_scores, described = test(model), describe_model(model)
     results = {
         "recipe": recipe.name,
         "best_step": best.best_step,
@@ -123,7 +127,10 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
         "test": {**test_scores, "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
-        "model_sha256": model_sha256(model),
+        "base_model": base_model,
+        "model_sha256": described["model_sha256"],
+        "modules": described["modules"],
+        "files": _checksums(folder / "model"),
         "train_seconds": seconds,
         "sentences_per_second": loss.seen.sentences / seconds,
         "batches": loss.seen.summary(),
@@ -237,6 +244,12 @@ def _keep(best: STSCallback, folder: Path, device: str) -> SentenceTransformer:
         raise RunError(f"{best.best_model} does not load as the weights that were scored at step {best.best_step}")
     best.best_model.rename(folder / "model")
     return model
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file in a folder, by its path in there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 def _load_saved(path: Path, device: str) -> SentenceTransformer:

@@ -1,0 +1,220 @@
+"""Calls to the Hugging Face Hub that end, are tried again where that is safe, and fail in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from huggingface_hub import HfApi, constants, is_offline_mode, set_client_factory
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import get_session, validate_repo_id
+
+from simcse_st.errors import InputError, RunError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = 60.0  # seconds without a byte
+RETRIES = 4  # after 1, 2, 4, 8 seconds
+_LONGEST_WAIT = 60.0  # seconds that the hub may ask for
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+Result = TypeVar("Result")
+
+
+def connect(timeout: float = TIMEOUT) -> HfApi:
+    """The hub's client, with a bound on its waiting: by itself it would wait for ever.
+
+    Args:
+        timeout: Seconds that it may wait for a connection or a byte.
+
+    Raises:
+        InputError: The hub is switched off, or the time is none.
+    """
+    if is_offline_mode():
+        raise InputError("offline: HF_HUB_OFFLINE is set, and this command needs the hub")
+    if not timeout > 0:
+        raise InputError(f"--timeout {timeout:g}: give seconds, more than 0")
+    session = get_session()
+    client, hooks = type(session), session.event_hooks
+    set_client_factory(lambda: client(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+    return HfApi()
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Makes sure that it is ``OWNER/NAME``.
+
+    Raises:
+        InputError: It is not.
+    """
+    with contextlib.suppress(HFValidationError):
+        validate_repo_id(repo_id)
+        if repo_id.count("/") == 1:
+            return
+    raise InputError(f"{repo_id!r} is no repository: write OWNER/NAME, of letters, digits, '-', '_' and '.'")
+
+
+def patiently(call: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+    """Calls, and calls again while the hub or the network fails in a way that passes; for calls that change nothing.
+
+    Raises:
+        Exception: Whatever the last try raised.
+    """
+    for number in range(RETRIES):
+        try:
+            return call(*arguments, **options)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            time.sleep(pause(error, 2.0**number))
+    return call(*arguments, **options)
+
+
+def pause(error: Exception, wait: float) -> float:
+    """Seconds until the next try: what the hub asks for, or the given.
+
+    Raises:
+        Exception: The error, if the hub asks for more than a minute.
+    """
+    asked = retry_after(error)
+    if asked is not None and asked > _LONGEST_WAIT:
+        raise error
+    logger.info("the hub: %s; trying again", _short(error))
+    return wait if asked is None else asked + 1
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds that an answer asks to wait for, if it does."""
+    response = getattr(error, "response", None)
+    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(asked) if re.fullmatch(r"\d+", asked) else None
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status of the answer that an error is about."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may do in a moment: the network broke, or the hub is busy or down."""
+    status = status_of(error)
+    if status is not None:
+        return status in _PASSING
+    # Without an answer: what httpx raises of a connection, what hf_xet does, what is made of an answer that is no JSON.
+    return isinstance(error, (HTTPError, ConnectionError, TimeoutError, json.JSONDecodeError))
+
+
+@contextlib.contextmanager
+def in_one_line(doing: str) -> Iterator[None]:
+    """Makes one line of whatever the hub's client raises.
+
+    Args:
+        doing: What failed, as the beginning of that line.
+
+    Raises:
+        RunError: With what happened and what to do.
+    """
+    try:
+        yield
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        raise RunError(f"{doing}: {_explain(_innermost(error))}") from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error that says most: of an upload that failed, the answer that made it fail."""
+    chain, below = [error], error.__cause__ or error.__context__
+    while below is not None:
+        chain.append(below)
+        below = below.__cause__ or below.__context__
+    answered = [one for one in chain if status_of(one) is not None]
+    return next(iter([*answered, *(one for one in chain if isinstance(one, HTTPError)), error]))
+
+
+def _explain(error: BaseException) -> str:
+    status, again = status_of(error), "run the same command again"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"there is no such repository, or this token may not see it ({status}): check the name and the token"
+    if status == 401:
+        return "the hub does not know the token (401): log in with `hf auth login`, or set HF_TOKEN"
+    if status == 403:
+        return f"this token has no right to that ({_said(error)}): use one with write permission there"
+    if status == 409:
+        return f"another change of the repository is under way (409): {again}"
+    if status == 412:
+        return f"someone has pushed in between (412): look at it, and {again}"
+    if status == 429:
+        asked = retry_after(error)
+        return f"too many requests (429): wait {f'{asked:.0f} s' if asked else 'some minutes'}, and {again}"
+    if status is not None and status >= 500:
+        return f"the hub does not work at the moment ({status}): {again} later"
+    if "timeout" in type(error).__name__.lower() or isinstance(error, TimeoutError):
+        return f"no answer from {constants.ENDPOINT} in time ({_short(error)}): {again}, or with a longer --timeout"
+    if isinstance(error, (HTTPError, ConnectionError)) and not isinstance(error, HfHubHTTPError):
+        return f"the connection to {constants.ENDPOINT} failed ({_short(error)}): {again}"
+    return _short(error)
+
+
+def _said(error: BaseException) -> str:
+    """What the hub says of it, with the status."""
+    said = " ".join(str(getattr(error, "server_message", None) or "").split())
+    return f"{status_of(error)}: {said}" if said else str(status_of(error))
+
+
+def _short(error: BaseException) -> str:
+    if status_of(error) is not None:
+        return _said(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of this disk that is, or is to be, in a repository.
+
+    Attributes:
+        size: In bytes.
+        sha256: The hub's name of it if it is a large file (LFS, Xet).
+        git_sha1: The hub's name of it if it is not.
+    """
+
+    size: int
+    sha256: str
+    git_sha1: str
+
+    def is_at(self, remote: RepoFile | None) -> bool:
+        """Whether the file of a repository has these bytes, by the hub's own checksum."""
+        if remote is None or remote.size != self.size:
+            return False
+        return remote.lfs.sha256 == self.sha256 if remote.lfs else remote.blob_id == self.git_sha1
+
+
+def local_file(content: Path | bytes) -> LocalFile:
+    """Reads a file, or takes bytes for one."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)  # git's name of a file
+    for block in [content] if isinstance(content, bytes) else _blocks(content):
+        sha256.update(block)
+        sha1.update(block)
+    return LocalFile(size, sha256.hexdigest(), sha1.hexdigest())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+def remote_files(api: HfApi, repo_id: str, commit: str) -> dict[str, RepoFile]:
+    """The files of a commit, with sizes and the hub's checksums, by their paths."""
+    entries = api.list_repo_tree(repo_id, revision=commit, recursive=True)  # which tries again by itself
+    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}

@@ -1,0 +1,276 @@
+"""A finished run -> a model on the Hugging Face Hub, all of it or nothing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+from simcse_st.card import CARD
+from simcse_st.errors import RunError
+from simcse_st.folder import write_json, write_text
+from simcse_st.hub import (
+    RETRIES,
+    TIMEOUT,
+    LocalFile,
+    connect,
+    in_one_line,
+    is_passing,
+    patiently,
+    pause,
+    remote_files,
+    status_of,
+)
+from simcse_st.preflight import (
+    HARMLESS,
+    Target,
+    check_folder,
+    check_metadata,
+    check_model,
+    check_names,
+    check_others,
+    find_target,
+    look,
+)
+from simcse_st.publishing import PUSHED, Run, compose_card, load_run
+from simcse_st.tables import Table
+
+logger = logging.getLogger(__name__)
+
+_NEWEST = 20  # pull requests, of which one may be this push
+
+
+def push(
+    run_folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    dry_run: bool = False,
+    verify: bool = True,
+    timeout: float = TIMEOUT,
+) -> dict[str, Any]:
+    """Publishes the model of a finished run with its card, as one commit, and has the published copy verified.
+
+    Everything is checked before the first byte is sent: the run and its card, the token and its rights, that the model
+    loads by Sentence Transformers alone and scores what the record says. What was pushed goes to ``push.json``. The
+    same call again sends what has changed, or finishes what was interrupted.
+
+    Args:
+        run_folder: The run.
+        repo_id: ``OWNER/NAME``; made if it is not there.
+        private: Make it so that only its owners see it.
+        revision: The branch to commit to, by default ``main``; made if it is not there.
+        create_pr: Open a pull request instead of committing to ``main``.
+        dry_run: Check everything, and change nothing, here or there.
+        verify: Whether to verify the published copy, in a process of its own.
+        timeout: Seconds to wait for the hub.
+
+    Returns:
+        The record; in a dry run what it would be, without a commit. ``changed`` names the files that were sent.
+
+    Raises:
+        InputError: The run or a name cannot be used. Nothing has been changed.
+        RunError: The hub refuses or fails; or the published copy is not the model.
+    """
+    check_names(repo_id, revision, create_pr)
+    run = load_run(run_folder)
+    card = compose_card(run, repo_id)
+    files = check_folder(run, card)
+    api = connect(timeout)
+    with in_one_line(f"{repo_id}: nothing has been pushed"):
+        target = find_target(api, repo_id, revision or "main", private, create_pr)
+        check_metadata(card)
+        others = check_others(run, target, files)
+    check_model(run)
+    changed = [name for name, file in files.items() if not file.is_at(target.files.get(name))]
+    stale = [name for name in others if not HARMLESS.fullmatch(name)]
+    record = _record(run, target, files, [name for name in others if name not in stale])
+    if dry_run:
+        return {**record, "changed": changed, "deleted": stale}
+    _write(run.model / CARD, card)
+    if changed or stale:
+        record |= _upload(api, run, target, files, changed, stale, create_pr)
+    else:
+        logger.info("push     nothing has changed")
+        record |= _made(api, target, str(target.head), None)
+    write_json(run.folder / PUSHED, record)
+    if verify:
+        _verify(run, record, timeout)
+    return {**record, "changed": changed, "deleted": stale}
+
+
+def files_table(record: Mapping[str, Any]) -> Table:
+    """What a push sends, file by file."""
+    rows = [
+        [name, f"{file['size']:,}", "send" if name in record["changed"] else "is there", file["sha256"]]
+        for name, file in record["files"].items()
+    ]
+    rows += [[name, "", "delete", ""] for name in record["deleted"]]
+    total = sum(record["files"][name]["size"] for name in record["changed"])
+    title = f"{record['repo']}, {record['revision']}: {len(record['changed'])} files, {total / 1e6:.1f} MB to send"
+    return Table(title, ["", "bytes", "", "SHA-256"], rows)
+
+
+def _record(run: Run, target: Target, files: Mapping[str, LocalFile], others: list[str]) -> dict[str, Any]:
+    return {
+        "repo": target.repo_id,
+        "revision": target.branch,
+        "private": target.private,
+        "commit": None,
+        "url": None,
+        "pull_request": None,
+        "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in sorted(files.items())},
+        "other_files": sorted({".gitattributes", *others}),
+        "stack": " -> ".join(run.results["modules"]),
+        "weights_sha256": run.results["weights_sha256"],
+        "scores": {split: run.results[split]["spearman"] for split in ("dev", "test")},
+    }
+
+
+def _write(card: Path, text: str) -> None:
+    try:
+        write_text(card, text)
+    except OSError as error:
+        raise RunError(f"{card}: cannot be written: {error.strerror}") from error
+
+
+def _upload(
+    api: HfApi,
+    run: Run,
+    target: Target,
+    files: Mapping[str, LocalFile],
+    changed: list[str],
+    stale: list[str],
+    create_pr: bool,
+) -> dict[str, Any]:
+    """Sends what has changed, as one commit."""
+    with in_one_line(f"{target.repo_id}: nothing has been published"):
+        if not target.exists:
+            _create(api, target)
+        if not target.has_branch and not create_pr:
+            patiently(api.create_branch, target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
+        additions = [CommitOperationAdd(name, run.model / name) for name in changed]
+        # The large files first: without a commit they are not to be seen, and what has come need not be sent again.
+        api.preupload_lfs_files(
+            target.repo_id, additions, revision=target.branch, create_pr=create_pr, free_memory=False
+        )
+        deletions = [CommitOperationDelete(name) for name in stale if name in target.files]
+        if create_pr and (there := _find_commit(api, target, files, create_pr)):
+            return there
+    return _commit(api, target, files, [*additions, *deletions], _title(run), create_pr)
+
+
+def _create(api: HfApi, target: Target) -> None:
+    try:
+        patiently(api.create_repo, target.repo_id, private=target.private)
+    except Exception as error:
+        if status_of(error) == 403:
+            raise RunError(
+                f"{target.repo_id}: this token may not make repositories: make it on the hub's site, and push again"
+            ) from error
+        if status_of(error) != 409:  # made in between, or by a call whose answer was lost
+            raise
+    look(api, target)
+
+
+def _title(run: Run) -> str:
+    dev, test = (run.results[split]["spearman"] for split in ("dev", "test"))
+    return f"{run.recipe.name}: dev {dev:.2f}, test {test:.2f} (simcse-st {run.environment['packages']['simcse-st']})"
+
+
+def _commit(
+    api: HfApi,
+    target: Target,
+    files: Mapping[str, LocalFile],
+    operations: list[CommitOperationAdd | CommitOperationDelete],
+    title: str,
+    create_pr: bool,
+) -> dict[str, Any]:
+    """Makes the commit, once.
+
+    A call that fails may have made it all the same, when only its answer was lost. So it names its parent, which keeps
+    a second call from making another, and after each failure what is there is compared with what was to be there.
+    """
+    failed = f"{target.repo_id}: nothing has been published"
+    for number in range(RETRIES + 1):
+        try:
+            made = api.create_commit(
+                target.repo_id,
+                operations,
+                commit_message=title,
+                revision=None if create_pr else target.branch,
+                parent_commit=target.head,
+                create_pr=create_pr,
+            )
+            return _made(api, target, made.oid, made.pr_num)
+        except Exception as error:
+            with in_one_line(f"{target.repo_id}: whether it is published could not be found out"):
+                there = _find_commit(api, target, files, create_pr)
+            if there is not None:
+                return there
+            with in_one_line(failed):
+                if number == RETRIES or not (is_passing(error) or status_of(error) == 409):
+                    raise
+                time.sleep(pause(error, 2.0**number))
+    raise AssertionError  # the last try returned or raised
+
+
+def _find_commit(api: HfApi, target: Target, files: Mapping[str, LocalFile], create_pr: bool) -> dict[str, Any] | None:
+    """The commit, if it was made.
+
+    Raises:
+        RunError: Someone else has made another in between.
+    """
+    if create_pr:
+        refs = patiently(api.list_repo_refs, target.repo_id, include_pull_requests=True)
+        numbers = {int(ref.name.rpartition("/")[2]): ref.target_commit for ref in refs.pull_requests or ()}
+        for number in sorted(numbers, reverse=True)[:_NEWEST]:
+            if _holds(api, target, numbers[number], files) and _is_open(api, target, number):
+                return _made(api, target, numbers[number], number)
+        return None
+    head = str(patiently(api.model_info, target.repo_id, revision=target.branch).sha)
+    if head == target.head:
+        return None
+    if _holds(api, target, head, files):
+        return _made(api, target, head, None)
+    raise RunError(
+        f"{target.repo_id}: nothing has been published: someone has pushed in between (commit {head}): look at it, and "
+        "run the same command again"
+    )
+
+
+def _is_open(api: HfApi, target: Target, pull_request: int) -> bool:
+    return patiently(api.get_discussion_details, target.repo_id, pull_request).status in ("open", "draft")
+
+
+def _holds(api: HfApi, target: Target, commit: str, files: Mapping[str, LocalFile]) -> bool:
+    there = remote_files(api, target.repo_id, commit)
+    return all(file.is_at(there.get(name)) for name, file in files.items())
+
+
+def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> dict[str, Any]:
+    url = f"{api.endpoint}/{target.repo_id}"
+    place = f"{url}/discussions/{pull_request}" if pull_request else f"{url}/commit/{commit}"
+    logger.info("push     %s", place)
+    return {"commit": commit, "url": place, "pull_request": pull_request}
+
+
+def _verify(run: Run, record: Mapping[str, Any], timeout: float) -> None:
+    """Verifies the published copy as anyone would: in a process of its own, from nothing that is on this disk."""
+    command = [
+        *(sys.executable, "-m", "simcse_st", "verify", record["repo"], "--revision", record["commit"]),
+        *("--run", str(run.folder), "--timeout", str(timeout)),
+    ]
+    if subprocess.run(command, check=False).returncode:
+        raise RunError(
+            f"{record['repo']}: commit {record['commit']} is published, but not proven to be the model: see above, and "
+            f"verify it again by simcse-st verify {record['repo']}"
+        )
