@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from simcse_st.measuring import evaluate
     from simcse_st.modeling import build_model
     from simcse_st.preparing import prepare
+    from simcse_st.pushing import push
     from simcse_st.recipe import Recipe, load_recipe
     from simcse_st.training import SimCSETrainer, TrainResult, train
+    from simcse_st.verifying import verify
 
 _HOME = {
     "InputError": "errors",
@@ -35,8 +37,10 @@ _HOME = {
     "evaluate": "measuring",
     "load_recipe": "recipe",
     "prepare": "preparing",
+    "push": "pushing",
     "train": "training",
     "train_seeds": "experiments",
+    "verify": "verifying",
 }
 
 __all__ = [
@@ -54,8 +58,10 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "prepare",
+    "push",
     "train",
     "train_seeds",
+    "verify",
 ]
 
 

@@ -183,6 +183,8 @@ def markdown_text(text: str) -> str:
     """Any text as Markdown that shows it and nothing else, on one line, also in a table; shortened if it is long."""
     line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text).split())
     line = line if len(line) <= _EXCERPT else f"{line[: _EXCERPT - 3]}..."
-    escaped = re.sub(r"([\\`*_{}\[\]()#+!|~$^:-])", lambda match: f"&#{ord(match[1])};", html.escape(line))
+    # An underscore inside a word is no emphasis, and file names are easier to read with theirs.
+    special = r"[\\`*{}\[\]()#+!|~$^:-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    escaped = re.sub(special, lambda match: f"&#{ord(match[0])};", html.escape(line))
     # Isolated, so that right-to-left text does not turn around what stands beside it.
     return f"\u2068{escaped}\u2069" if re.search("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]", line) else escaped

@@ -371,6 +371,13 @@ def _first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+class _Message(logging.Formatter):
+    """The message alone, without this machine's token, should the hub have put it into an answer."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _without_token(record.getMessage())
+
+
 def _quiet_libraries() -> None:
     """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
@@ -382,7 +389,7 @@ def _quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     logger = logging.getLogger("simcse_st")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Message())
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if _first_process() else logging.ERROR)
     logger.propagate = False

@@ -23,6 +23,7 @@ from simcse_st.errors import InputError, RunError
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 60.0  # seconds without a byte
+_WAITED_FOR = ("connect", "read", "write", "pool")
 RETRIES = 4  # after 1, 2, 4, 8 seconds
 _LONGEST_WAIT = 60.0  # seconds that the hub may ask for
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -43,9 +44,17 @@ def connect(timeout: float = TIMEOUT) -> HfApi:
         raise InputError("offline: HF_HUB_OFFLINE is set, and this command needs the hub")
     if not timeout > 0:
         raise InputError(f"--timeout {timeout:g}: give seconds, more than 0")
+
+    def bound(request: Any) -> None:
+        # Here and not as the client's own time-out: some of the hub's calls overrule that by none.
+        asked = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {part: asked.get(part) or timeout for part in _WAITED_FOR}
+
     session = get_session()
     client, hooks = type(session), session.event_hooks
-    set_client_factory(lambda: client(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+    before = [hook for hook in hooks["request"] if hook.__name__ != bound.__name__]
+    bounded = {**hooks, "request": [*before, bound]}
+    set_client_factory(lambda: client(event_hooks=bounded, follow_redirects=True, timeout=timeout))
     return HfApi()
 
 
@@ -87,20 +96,20 @@ def pause(error: Exception, wait: float) -> float:
     asked = retry_after(error)
     if asked is not None and asked > _LONGEST_WAIT:
         raise error
-    logger.info("the hub: %s; trying again", _short(error))
+    logger.info("the hub: %s; trying again", _short(innermost(error)))
     return wait if asked is None else asked + 1
 
 
 def retry_after(error: BaseException) -> float | None:
     """Seconds that an answer asks to wait for, if it does."""
-    response = getattr(error, "response", None)
+    response = getattr(innermost(error), "response", None)
     asked = response.headers.get("Retry-After", "") if response is not None else ""
     return float(asked) if re.fullmatch(r"\d+", asked) else None
 
 
 def status_of(error: BaseException) -> int | None:
     """The status of the answer that an error is about."""
-    return getattr(getattr(error, "response", None), "status_code", None)
+    return getattr(getattr(innermost(error), "response", None), "status_code", None)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -109,7 +118,17 @@ def is_passing(error: BaseException) -> bool:
     if status is not None:
         return status in _PASSING
     # Without an answer: what httpx raises of a connection, what hf_xet does, what is made of an answer that is no JSON.
-    return isinstance(error, (HTTPError, ConnectionError, TimeoutError, json.JSONDecodeError))
+    return isinstance(innermost(error), (HTTPError, ConnectionError, TimeoutError, json.JSONDecodeError))
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Of an error and those that it came from, the one that says most: the hub's answer, or the broken connection."""
+    chain, below = [error], error.__cause__ or error.__context__
+    while below is not None:
+        chain.append(below)
+        below = below.__cause__ or below.__context__
+    answered = [one for one in chain if getattr(one, "response", None) is not None]
+    return next(iter([*answered, *(one for one in chain if isinstance(one, HTTPError)), error]))
 
 
 @contextlib.contextmanager
@@ -127,17 +146,7 @@ def in_one_line(doing: str) -> Iterator[None]:
     except (InputError, RunError):
         raise
     except Exception as error:
-        raise RunError(f"{doing}: {_explain(_innermost(error))}") from error
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The error that says most: of an upload that failed, the answer that made it fail."""
-    chain, below = [error], error.__cause__ or error.__context__
-    while below is not None:
-        chain.append(below)
-        below = below.__cause__ or below.__context__
-    answered = [one for one in chain if status_of(one) is not None]
-    return next(iter([*answered, *(one for one in chain if isinstance(one, HTTPError)), error]))
+        raise RunError(f"{doing}: {_explain(innermost(error))}") from error
 
 
 def _explain(error: BaseException) -> str:

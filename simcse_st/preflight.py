@@ -114,7 +114,7 @@ def check_metadata(card: str) -> None:
     try:
         patiently(ModelCard(card).validate, repo_type="model")
     except ValueError as error:
-        if status_of(error) is not None or isinstance(error, json.JSONDecodeError):
+        if status_of(error) not in (None, 400) or isinstance(error, json.JSONDecodeError):
             raise
         raise InputError(f"the hub does not accept the card's metadata: {' '.join(str(error).split())}") from error
 

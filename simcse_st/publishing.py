@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from simcse_st.card import CARD, load_template, render_card
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import write_text
@@ -124,7 +126,7 @@ def compose_card(run: Run, repo_id: str | None = None) -> str:
         )
     except InputError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, jinja2.TemplateError) as error:
         raise InputError(f"{run.folder}: its records do not make a card: {error!r}") from error
 
 

@@ -272,5 +272,5 @@ def _verify(run: Run, record: Mapping[str, Any], timeout: float) -> None:
     if subprocess.run(command, check=False).returncode:
         raise RunError(
             f"{record['repo']}: commit {record['commit']} is published, but not proven to be the model: see above, and "
-            f"verify it again by simcse-st verify {record['repo']}"
+            f"verify it again by simcse-st verify {record['repo']} --run {run.folder}"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from huggingface_hub import EvalResult, ModelCard, snapshot_download
 from sentence_transformers import SentenceTransformer
 
@@ -18,7 +19,7 @@ from simcse_st.card import CARD, PROOF
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.errors import InputError
 from simcse_st.evaluation import embed
-from simcse_st.hub import TIMEOUT, check_repo_id, connect, in_one_line, local_file, patiently, remote_files
+from simcse_st.hub import TIMEOUT, check_repo_id, connect, in_one_line, is_passing, local_file, patiently, remote_files
 from simcse_st.loading import describe_model
 from simcse_st.modeling import check_encoder, weights_sha256
 from simcse_st.preparing import source_of
@@ -100,7 +101,7 @@ def verify(
         os.environ["HF_XET_CACHE"] = f"{empty}/xet"  # read by hf_xet at its first download
         with in_one_line(f"{repo_id} cannot be fetched"):
             remote = remote_files(api, repo_id, commit)
-            copy = Path(snapshot_download(repo_id, revision=commit, cache_dir=f"{empty}/hub"))
+            copy = _fetch(repo_id, commit, f"{empty}/hub")
             files = _check_files(copy, remote, pushed)
         yield files
         if not files.passed:
@@ -121,6 +122,16 @@ def _pushed_from(repo_id: str, run: str | Path | None) -> tuple[dict[str, Any] |
     if len(found) > 1:
         raise InputError(f"{repo_id} was pushed from {' and '.join(map(str, found))}: say which of them by --run")
     return next(((record, folder) for folder, record in found.items()), (None, None))
+
+
+def _fetch(repo_id: str, commit: str, cache: str) -> Path:
+    try:
+        return Path(snapshot_download(repo_id, revision=commit, cache_dir=cache))
+    except Exception as error:
+        if not is_passing(error):
+            raise
+        # Once: most of it the hub's client has tried several times, but not a connection that broke within a file.
+        return Path(snapshot_download(repo_id, revision=commit, cache_dir=cache))
 
 
 def _check_files(copy: Path, remote: dict[str, Any], pushed: dict[str, Any] | None) -> Check:
@@ -182,7 +193,7 @@ def _read_card(path: Path) -> Stated | None:
         data = ModelCard(path.read_text("utf-8")).data
         proof, test = data[PROOF], next(filter(_is_test, data["eval_results"]))
         return Stated(str(proof["stack"]), str(proof["weights_sha256"]), float(test.metric_value), test)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return None
 
 

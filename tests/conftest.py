@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import json
 import os
+import shutil
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Read by the libraries when they are imported: no test may need the network.
@@ -21,7 +24,8 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from helpers import sentences
 from hub import Hub, serve
-from simcse_st import Recipe, build_model, load_recipe
+from publisher import HAS_XET, Publisher, start
+from simcse_st import Recipe, build_model, load_recipe, train
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -93,6 +97,51 @@ def hub() -> Iterator[Hub]:
     """A local server that speaks the Hub's protocol."""
     with serve() as hub:
         yield hub
+
+
+@pytest.fixture(scope="session")
+def _publishers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Publisher]]:
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def started(xet: bool) -> Publisher:
+            folder = tmp_path_factory.mktemp("xet" if xet else "lfs")
+            return stack.enter_context(contextlib.contextmanager(start)(folder, xet=xet))
+
+        yield started
+
+
+@pytest.fixture
+def publisher(_publishers: Callable[[bool], Publisher]) -> Publisher:
+    """A process that publishes by LFS, with an empty hub."""
+    publisher = _publishers(False)
+    publisher.forget()
+    return publisher
+
+
+@pytest.fixture
+def xet_publisher(_publishers: Callable[[bool], Publisher]) -> Publisher:
+    """The same by Xet."""
+    if not HAS_XET:
+        pytest.skip("hf_xet is not installed")
+    publisher = _publishers(True)
+    publisher.forget()
+    return publisher
+
+
+@pytest.fixture(scope="session")
+def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs") / "tiny"
+
+
+@pytest.fixture
+def run(_run: Path, tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    """The folder of a finished run of the tiny recipe, with a licence; trained once, and copied."""
+    if not _run.exists():
+        card = tiny_recipe.card.model_copy(update={"license": "mit"})
+        train(tiny_recipe.model_copy(update={"card": card}), _run)
+    shutil.copytree(_run, tmp_path / "tiny")
+    return tmp_path / "tiny"
 
 
 @pytest.fixture

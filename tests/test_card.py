@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
-from simcse_st import InputError, Recipe, train
+from simcse_st import InputError, Recipe, load_recipe, train
 from simcse_st.card import load_template, markdown_text, render_card
+from simcse_st.evaluation import STSEvaluator
+from simcse_st.modeling import weights_sha256
 from simcse_st.publishing import write_card
 
 HOSTILE = [
@@ -37,7 +43,7 @@ def records(folder: Path, tiny_recipe: Recipe) -> dict:
     }
     recipe = tiny_recipe.model_dump(mode="json")
     recipe["card"]["examples"] = True
-    return {"recipe": recipe, **read}
+    return {"recipe": recipe, "command": "simcse-st train", **read}
 
 
 def tables(card: str) -> list[list[list[str]]]:
@@ -58,6 +64,7 @@ def tables(card: str) -> list[list[list[str]]]:
 def test_the_card_of_a_run_says_what_its_records_say(records: dict, folder: Path):
     card = (folder / "model" / "README.md").read_text()
     records["recipe"]["card"]["examples"] = None
+    records["command"] = card.partition("```bash\n")[2].partition("\n```")[0]
     assert card == render_card(load_template(), **records)
     results, evaluation = records["results"], records["evaluation"]["models"][0]["tasks"]
     scores = tables(card)[0]
@@ -74,7 +81,7 @@ def test_the_card_of_a_run_says_what_its_records_say(records: dict, folder: Path
     assert data.library_name == "sentence-transformers"
     assert data.pipeline_tag == "sentence-similarity"
     assert data.model_name == "tiny"
-    values = {(result.dataset_type, result.metric_type): result.metric_value for result in data.eval_results}
+    values = {(result.dataset_args["role"], result.metric_type): result.metric_value for result in data.eval_results}
     assert values["test", "spearman_cosine"] == results["test"]["spearman"]
     assert values["dev", "pearson_cosine"] == results["dev"]["pearson"]
 
@@ -95,7 +102,8 @@ def test_on_stsb_the_card_states_the_gap_to_the_paper(records: dict):
     manifest = json.loads(json.dumps(records["manifest"]))
     manifest["dev"]["mean_gold"], manifest["test"]["mean_gold"] = 2.364, 2.608
     scores = tables(render_card(load_template(), **{**records, "results": results, "manifest": manifest}))[0]
-    assert scores[3:] == [["paper, supervised BERT-base (reported)", "86.20", "84.25"], ["gap", "-4.15", "-5.50"]]
+    paper = ["paper, supervised BERT-base (reported)", "86.20", "84.25"]
+    assert scores[3:] == [paper, ["gap to the paper", "-4.15", "-5.50"]]
 
 
 def test_dev_pairs_of_a_user_s_file_are_not_quoted(records: dict):
@@ -117,12 +125,198 @@ def test_the_card_s_own_keys(records: dict):
         "license": "apache-2.0",
         "language": ["en", "de"],
         "notes": "Made for *us*.",
+        "team": ["C. Collector, *data*", "D. | Developer"],
     }
     card = render_card(load_template(), **{**records, "recipe": {**records["recipe"], "card": own}})
     data = ModelCard(card).data
     assert (data.license, data.language) == ("apache-2.0", ["en", "de"])
     assert "A. Author, B. Author" in card
     assert "Made for *us*." in card
+    items = [token.content for token in MarkdownIt().parse(card.partition("## Team")[2]) if token.type == "inline"]
+    assert [html.unescape(item) for item in items] == own["team"]
+
+
+def test_the_metadata_are_those_of_sentence_transformers_own_cards(records: dict):
+    stock = SentenceTransformerModelCardData(local_files_only=True)
+    data = ModelCard(render_card(load_template(), **records)).data
+    assert data.library_name == stock.library_name
+    assert data.pipeline_tag == stock.pipeline_tag
+    assert data.tags[: len(stock.tags)] == stock.tags
+    assert {"generated_from_trainer", "dataset_size:40", "loss:SimCSELoss"} <= set(data.tags)
+    assert data.metrics == ["spearman_cosine", "pearson_cosine"]
+    assert {result.task_type for result in data.eval_results} == {"semantic-similarity"}
+    assert data["simcse_st"] == {
+        "stack": "Transformer -> Pooling(cls) -> Normalize",
+        "weights_sha256": records["results"]["weights_sha256"],
+    }
+    assert data.eval_results[0].dataset_args == {
+        "role": "dev",
+        "pairs": 50,
+        "pairs_sha256": records["manifest"]["dev"]["pairs_sha256"],
+    }
+
+
+def test_what_it_is_compared_with(records: dict):
+    evaluation = json.loads(json.dumps(records["evaluation"]))
+    (own,) = evaluation["models"]
+    other = json.loads(json.dumps(own))
+    other["name"] = "acme/other:mean"
+    other["tasks"]["dev"]["spearman"], other["tasks"]["test"]["spearman"] = 12.345, -6.789
+    other["tasks"]["geometry"]["uniformity"] = -1.25
+    evaluation["models"].append(other)
+    for task, score in {"sts12": {"all": 70.1, "mean": 60.0}, "sick-r": {"spearman": 72.3}}.items():
+        own["tasks"][task] = score
+    spread = {"mean": 1.5, "sd": 0.25, "n": 2}
+    more = {
+        "seeds": {"seeds": [{"seed": 1}, {"seed": 2}], "dev": spread, "test": {"mean": 70.0, "sd": 1.0, "n": 2}},
+        "ablation": {
+            "full": [{"seed": 1}, {"seed": 2}],
+            "without": {
+                "hard-negatives": {"key": "data.hard_negatives", "difference": {"dev": spread, "test": spread}}
+            },
+        },
+        "repo_id": "alice/m",
+        "base_model": "acme/base",
+    }
+    card = render_card(load_template(), **{**records, "evaluation": evaluation, **more})
+    found = tables(card)
+    assert found[0][2] == ["acme/other:mean", "12.35" if f"{12.345:.2f}" == "12.35" else "12.34", "-6.79"]
+    assert ["", "this model", "acme/other:mean", "n"] in [table[0] for table in found]
+    assert any(row[0].startswith("uniformity") and row[2] == "-1.250" for table in found for row in table)
+    assert ["", "SICK-R"] not in [table[0] for table in found]
+    assert ["", "STS12", "SICK-R"] in [table[0] for table in found]
+    assert ["hard negatives", "data.hard_negatives", "+1.50 ± 0.25", "+1.50 ± 0.25"] in [
+        row for table in found for row in table
+    ]
+    assert "Under 2 seeds (1, 2) the recipe gives dev 1.50 ± 0.25 and test 70.00 ± 1.00" in card
+    assert 'SentenceTransformer("alice/m")' in card
+    assert "from [acme/base](https://huggingface.co/acme/base)" in card
+    assert ModelCard(card).data.base_model == "acme/base"
+
+
+def test_citations_are_of_what_is_in_it(records: dict):
+    manifest = json.loads(json.dumps(records["manifest"]))
+    assert "bowman" not in render_card(load_template(), **records)
+    manifest["train"]["sources"] = [{"dataset": "stanfordnlp/snli", "split": "train", "revision": "0"}]
+    manifest["test"]["sources"] = [{"dataset": "sentence-transformers/stsb", "split": "test", "revision": "0"}]
+    card = render_card(load_template(), **{**records, "manifest": manifest})
+    keys = re.findall(r"^@inproceedings{(.*),$", card, re.MULTILINE)
+    assert keys == [
+        "gao-etal-2021-simcse",
+        "reimers-gurevych-2019-sentence",
+        "cer-etal-2017-semeval",
+        "bowman-etal-2015-large",
+    ]
+    assert ModelCard(card).data.datasets == ["stanfordnlp/snli"]
+
+
+def test_training_sentences_are_shown_on_request_only(records: dict, tiny_recipe: Recipe, tmp_path: Path):
+    first = (Path(tiny_recipe.data.train).read_text().splitlines())[:3]
+    rows = [json.loads(line) for line in first]
+    assert not any(rows[0]["anchor"] in card for card in [render_card(load_template(), **records)])
+    card = tiny_recipe.card.model_copy(update={"samples": True})
+    shown = (
+        train(tiny_recipe.model_copy(update={"card": card}), tmp_path / "run").folder / "model" / "README.md"
+    ).read_text()
+    table = next(table for table in tables(shown) if table[0] == ["anchor", "positive", "hard negatives"])
+    assert table[1:] == [[row["anchor"], row["positive"], " / ".join(row["negative"])] for row in rows]
+    assert rows[0]["negative"] == []  # none in row 0
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:20])
+def test_training_sentences_of_any_kind_break_nothing(text: str, records: dict):
+    manifest = json.loads(json.dumps(records["manifest"]))
+    manifest["train"]["samples"] = [[text, text, []], [text, text, [text, text]]]
+    manifest["train"]["sources"][0]["file"] = text
+    records["recipe"]["card"]["samples"] = True
+    card = render_card(load_template(), **{**records, "manifest": manifest})
+    found = tables(card)
+    table = next(table for table in found if table[0] == ["anchor", "positive", "hard negatives"])
+    assert [len(row) for row in table] == [3, 3, 3]
+    assert table[1][2] == ""
+    assert len(found) == len(tables(render_card(load_template(), **records))) + 1
+    assert "<script>" not in card
+    assert ModelCard(card).data.model_name == "tiny"
+
+
+def test_the_command_runs_the_same_recipe(records: dict, folder: Path, tiny_recipe: Recipe, tmp_path: Path):
+    card = (folder / "model" / "README.md").read_text()
+    command = shlex.split(card.partition("```bash\n")[2].partition("```")[0].replace("\\\n", ""))
+    assert command[:2] == ["simcse-st", "train"]
+    again = load_recipe(command[2], command[4::2])
+    assert set(command[3::2]) == {"--set"}
+    # Where things are is this machine's business, and what a local base is called, too.
+    assert (again.data.train, again.data.dev, again.data.test) == ("train.jsonl", "dev.csv", "test.csv")
+    assert again.model.base == "path/to/the/base"
+    same = {
+        "data": tiny_recipe.data,
+        "model": tiny_recipe.model,
+        "description": tiny_recipe.description,
+        "card": tiny_recipe.card,
+    }
+    assert again.model_copy(update=same) == tiny_recipe
+    assert tiny_recipe.model.base not in card
+    assert Path(tiny_recipe.model.base).name not in card
+
+
+def test_the_kept_step_s_scores_stand_everywhere(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Dev 70, 80, 60: the card says 80, in text and metadata, written during the run or after it."""
+    scores, weights = iter([50.0, 70.0, 80.0, 60.0]), {}
+    score = STSEvaluator.__call__
+
+    def scripted(self: STSEvaluator, model, *arguments, **options):
+        metrics = score(self, model, *arguments, **options)
+        if self.sentences[0] != scripted.first:
+            return metrics
+        value = next(scores)
+        weights[value] = weights_sha256(model)
+        return {**metrics, "spearman": value}
+
+    scripted.first = Path(tiny_recipe.data.dev).read_text().partition(",")[0]
+    monkeypatch.setattr(STSEvaluator, "__call__", scripted)
+    training = tiny_recipe.training.model_copy(update={"max_steps": 9, "eval_steps": 3, "early_steps": None})
+    result = train(tiny_recipe.model_copy(update={"training": training}), tmp_path / "run")
+    assert not list(scores)
+    during = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert write_card(tmp_path / "run").read_text() == during
+    assert "| **this model** | **80.00** |" in during
+    assert "The weights are those of step 6 of 9" in during
+    values = {(r.dataset_args["role"], r.metric_type): r.metric_value for r in ModelCard(during).data.eval_results}
+    assert values["dev", "spearman_cosine"] == 80.0
+    assert "70.00" not in during
+    assert "60.00" not in during
+    assert weights_sha256(result.model) == weights[80.0] != weights[60.0]
+    assert ModelCard(during).data["simcse_st"]["weights_sha256"] == weights[80.0]
+
+
+def test_a_card_that_cannot_be_written_fails_the_command(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("simcse_st.publishing.load_template", lambda: "{{ results.nothing }}")
+    with pytest.raises(InputError, match="its records do not make a card"):
+        train(tiny_recipe, tmp_path / "run")
+    with pytest.raises(InputError, match="its records do not make a card"):
+        write_card(tmp_path / "run")
+
+
+def test_the_card_s_keys_are_changed_afterwards(records: dict, folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    before = (run / "recipe.yaml").read_text()
+    card = write_card(run, ["card.license=mit", "card.authors=[A. Author]"]).read_text()
+    assert ModelCard(card).data.license == "mit"
+    after = load_recipe(run / "recipe.yaml")
+    assert (after.card.license, after.card.authors) == ("mit", ["A. Author"])
+    assert write_card(run).read_text() == card
+    for override, message in [
+        ("seed=1", "--set seed=1: the run is made; only card.KEY=VALUE can be changed"),
+        ("card.samples=true", "card.samples: no rows were recorded: it must be set before training"),
+        ("card.licence=mit", "unknown key 'card.licence': did you mean 'card.license'"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(message)):
+            write_card(run, [override])
+    assert write_card(run, ["card.license=apache-2.0", "card.authors=[]"])
+    assert (run / "recipe.yaml").read_text() == before
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:20])

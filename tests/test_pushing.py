@@ -1,0 +1,303 @@
+"""Publishing to a Hub that fails in every way it can: all of the new commit or nothing of it, and once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub import Hub
+from publisher import Publisher
+
+
+def commits(hub: Hub, repo_id: str = "alice/m", branch: str = "main") -> int:
+    """The commits to a branch beside the first, which every repository has."""
+    repo = hub.repos.get(("model", repo_id))
+    count, sha = -1, repo.refs.get(branch) if repo else None
+    while repo and sha:
+        count, sha = count + 1, repo.commits[sha].parent
+    return max(count, 0)
+
+
+def published(hub: Hub, repo_id: str = "alice/m", branch: str = "main") -> dict[str, bytes]:
+    """The files of a branch."""
+    tree = hub.repos["model", repo_id].at(branch).tree
+    return {
+        path: (hub.read_object(file.lfs) if file.lfs else hub.blob_path(file).read_bytes()) or b""
+        for path, file in tree.items()
+    }
+
+
+def is_the_model(hub: Hub, run: Path, repo_id: str = "alice/m", branch: str = "main") -> bool:
+    files = published(hub, repo_id, branch)
+    files.pop(".gitattributes")
+    return files == {
+        path.relative_to(run / "model").as_posix(): path.read_bytes()
+        for path in (run / "model").rglob("*")
+        if path.is_file()
+    }
+
+
+def fault(action: str, path: str, **details: Any) -> dict[str, Any]:
+    return {"action": action, "path": path, **details}
+
+
+FOREVER = {"times": 999}
+# What goes wrong; whether the same call gets over it by itself, or what it says.
+FAULTS = {
+    "unknown token": ([fault("status", "/whoami", status=401, **FOREVER)], "the hub does not know the token (401): log in"),
+    "whoami 503 once": ([fault("status", "/whoami")], None),
+    "model 503 once": ([fault("status", "/api/models/alice/m$")], None),
+    "metadata 503 once": ([fault("status", "/validate-yaml")], None),
+    "metadata 503 in HTML": ([fault("status", "/validate-yaml", json="<html>")], None),
+    "metadata refused": (
+        [fault("status", "/validate-yaml", status=400, json={"errors": [{"message": "bad licence"}]}, **FOREVER)],
+        "InputError: the hub does not accept the card's metadata: .*bad licence",
+    ),
+    "create 503 once": ([fault("status", "/repos/create")], None),
+    "create loses its answer": ([fault("reset_after", "/repos/create")], None),
+    "create 409": ([fault("reset_after", "/repos/create"), fault("status", "/repos/create", status=409)], None),
+    "create 403": ([fault("status", "/repos/create", status=403, **FOREVER)], "may not make repositories: make it on the hub"),
+    "preupload 503 once": ([fault("status", "/preupload/")], None),
+    "preupload 403": ([fault("status", "/preupload/", status=403, error="no", **FOREVER)], "nothing has been published: this token has no right to that"),
+    "batch 503 once": ([fault("status", "/info/lfs")], None),
+    "upload 503 once": ([fault("status", "/lfs/", method="PUT")], None),
+    "upload reset once": ([fault("reset_body", "/lfs/", method="PUT", bytes=1000)], None),
+    "commit 503 once": ([fault("status", "/commit/main")], None),
+    "commit 409 once": ([fault("status", "/commit/main", status=409)], None),
+    "commit 429": ([fault("status", "/commit/main", status=429, headers={"Retry-After": "1"})], None),
+    "commit 429 for an hour": (
+        [fault("status", "/commit/main", status=429, headers={"Retry-After": "3600"}, **FOREVER)],
+        "nothing has been published: too many requests (429): wait 3600 s, and run the same command again",
+    ),
+    "commit 403": ([fault("status", "/commit/main", status=403, error="no", **FOREVER)], "this token has no right to that (403: no)"),
+    "commit 412": ([fault("status", "/commit/main", status=412, **FOREVER)], "someone has pushed in between (412)"),
+    "commit reset": ([fault("reset", "/commit/main")], None),
+    "commit loses its answer": ([fault("reset_after", "/commit/main")], None),
+    "commit 503 for ever": ([fault("status", "/commit/main", **FOREVER)], "the hub does not work at the moment (503): run the same command again later"),
+    "commit hangs": ([fault("hang", "/commit/main", seconds=2.5)], None),
+    "whoami hangs": ([fault("hang", "/whoami", seconds=2.5, **FOREVER)], "no answer from http://127.0.0.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("faults", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_push_that_meets_a_fault(faults: list[dict], says: str | None, publisher: Publisher, run: Path):
+    hangs = any(each["action"] == "hang" for each in faults)
+    ordered = [publisher.hub.fault(**each) for each in faults]
+    began = time.monotonic()
+    answer = publisher(run_folder=str(run), repo_id="alice/m", timeout=1 if hangs else 20)
+    assert time.monotonic() - began < 60
+    assert all(each.times == 0 for each in ordered if each.times < 900)  # it happened
+    if says is None:
+        assert isinstance(answer, dict), answer
+    else:
+        assert isinstance(answer, str), answer
+        assert "\n" not in answer
+        for part in says.split(".*"):
+            assert part in answer
+        assert commits(publisher.hub) == 0
+        assert not (run / "push.json").exists()
+    publisher.hub.faults.clear()
+    time.sleep(2 if hangs else 0)  # what was late
+    answer = publisher(run_folder=str(run), repo_id="alice/m")
+    assert isinstance(answer, dict), answer
+    assert answer["changed"] == [] or says is not None
+    assert commits(publisher.hub) == 1
+    assert is_the_model(publisher.hub, run)
+    assert json.loads((run / "push.json").read_text())["commit"] == publisher.hub.repos["model", "alice/m"].refs["main"]
+
+
+def test_someone_who_pushes_in_between_is_not_overwritten(publisher: Publisher, run: Path):
+    assert publisher(run_folder=str(run), repo_id="alice/m")["commit"]
+    (run / "push.json").unlink()
+    change_card(run)
+    publisher.hub.fault("hang", path="/preupload/", seconds=2)
+
+    def other() -> None:
+        while not any("/preupload/" in request["path"] for request in list(publisher.hub.log)):
+            time.sleep(0.05)
+        publisher.hub.add_repo("model", "alice/m", {"NOTICE": b"someone else's\n"})
+
+    publisher.hub.log.clear()
+    thread = threading.Thread(target=other)
+    thread.start()
+    answer = publisher(run_folder=str(run), repo_id="alice/m")
+    thread.join()
+    assert "nothing has been published: someone has pushed in between (commit " in answer
+    assert commits(publisher.hub) == 2
+    assert b"Changed." not in published(publisher.hub)["README.md"]
+    assert publisher(run_folder=str(run), repo_id="alice/m")["changed"] == ["README.md"]
+    assert commits(publisher.hub) == 3
+    assert published(publisher.hub)["NOTICE"] == b"someone else's\n"
+
+
+def change_card(run: Path) -> None:
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("notes: ''", "notes: Changed."))
+    assert recipe != (run / "recipe.yaml").read_text()
+
+
+def test_rights_are_known_before_anything_is_sent(publisher: Publisher, run: Path):
+    hub, folder = publisher.hub, str(run)
+    hub.add_repo("model", "bob/theirs", {"README.md": b"theirs\n"}, user="bob")
+    hub.add_repo("model", "alice/mine", {"README.md": b"old\n"})
+    hub.log.clear()
+    cases = [
+        ({"repo_id": "bob/theirs"}, "RunError: bob/theirs: nothing has been pushed: this token has no right to that (403"),
+        ({"repo_id": "bob/new"}, "RunError: bob/new: there is no such repository that alice may see, and to make one takes an owner of alice, acme"),
+        ({"repo_id": "alice/mine", "token": "hf_alice_read"}, "RunError: alice/mine: the token of alice can only read"),
+        ({"repo_id": "alice/mine", "token": "hf_nobody"}, "RunError: alice/mine: nothing has been pushed: the hub does not know the token (401)"),
+        ({"repo_id": "alice/mine", "token": ""}, "InputError: no token: log in with `hf auth login`"),
+        ({"repo_id": "alice/mine", "private": True}, "InputError: --private: alice/mine is public"),
+        ({"repo_id": "mine"}, "InputError: 'mine' is no repository: write OWNER/NAME"),
+        ({"repo_id": "alice/mine/x"}, "InputError: 'alice/mine/x' is no repository"),
+        ({"repo_id": "alice/mi ne"}, "InputError: 'alice/mi ne' is no repository"),
+        ({"repo_id": "alice/mine", "revision": "a b"}, "InputError: --revision 'a b': name a branch"),
+        ({"repo_id": "alice/mine", "revision": "refs/pr/9"}, "InputError: --revision refs/pr/9: alice/mine has no such pull request"),
+        ({"repo_id": "alice/mine", "revision": "x", "create_pr": True}, "InputError: --create-pr opens a pull request against main"),
+        ({"repo_id": "alice/mine", "timeout": 0}, "InputError: --timeout 0: give seconds"),
+    ]  # fmt: skip
+    for task, says in cases:
+        answer = publisher(run_folder=folder, **task)
+        assert isinstance(answer, str), task
+        assert answer.startswith(says), answer
+    assert not [request for request in hub.log if request["method"] != "GET" and "validate-yaml" not in request["path"]]
+    assert publisher(run_folder=folder, repo_id="acme/new")["repo"] == "acme/new"
+
+
+def test_a_folder_that_is_not_the_measured_model_is_not_pushed(publisher: Publisher, run: Path, tmp_path: Path):
+    model = run / "model"
+
+    def refused(says: str, folder: Path = run) -> None:
+        answer = publisher(run_folder=str(folder), repo_id="alice/m")
+        assert isinstance(answer, str), says
+        assert says in answer, answer
+        assert "\n" not in answer
+
+    (model / "optimizer.pt").touch()
+    refused("InputError: ")
+    refused("model: optimizer.pt: not of the model that was measured")
+    (model / "optimizer.pt").rename(tmp_path / "optimizer.pt")
+    (model / "modules.json").rename(tmp_path / "modules.json")
+    refused("is no folder of a finished run")
+    (tmp_path / "modules.json").rename(model / "modules.json")
+    config = (model / "1_Pooling" / "config.json").read_text()
+    (model / "1_Pooling" / "config.json").write_text(config.replace("cls", "mean"))
+    refused("1_Pooling/config.json has changed since it was measured")
+    (model / "1_Pooling" / "config.json").write_text(config)
+
+    results = (run / "results.json").read_text()
+    score = json.loads(results)["test"]["spearman"]
+    (run / "results.json").write_text(results.replace(str(score), str(score + 0.001)))
+    refused(f"scores {score:.4f} on test, but results.json says {score + 0.001:.4f}: not published")
+    (run / "results.json").write_text(results)
+
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("license: mit", "license: null"))
+    refused(
+        f"card.license is not set, and a model without a licence may be used by nobody: choose one, e.g. simcse-st card {run}"
+    )
+    (run / "recipe.yaml").write_text(recipe.replace("notes: ''", f"notes: It lies in {run}/model."))
+    refused(f"the card names a folder of this machine, {run.parent}") if run.parent == Path.cwd() else refused(
+        "the card names a folder of this machine"
+    )
+    (run / "recipe.yaml").write_text(recipe)
+    refused("nowhere is no folder of a finished run", tmp_path / "nowhere")
+    assert not publisher.hub.repos
+    assert not (run / "push.json").exists()
+
+
+def test_what_else_a_repository_holds(publisher: Publisher, run: Path):
+    hub = publisher.hub
+    hub.add_repo("model", "alice/m", {"LICENSE": b"MIT\n", "adapter_config.json": b"{}"})
+    answer = publisher(run_folder=str(run), repo_id="alice/m")
+    assert (
+        answer
+        == "InputError: alice/m holds files of something else: adapter_config.json: delete them, or choose another"
+    )
+    hub.repos.clear()
+    hub.add_repo("model", "alice/m", {"LICENSE": b"MIT\n"})
+    assert "LICENSE" in publisher(run_folder=str(run), repo_id="alice/m")["other_files"]
+    assert published(hub)["LICENSE"] == b"MIT\n"
+    # What an earlier push brought and this one does not have goes, in the same commit.
+    hub.add_repo("model", "alice/m", {"2_Dense/model.safetensors": b"old"})
+    record = json.loads((run / "push.json").read_text())
+    record["files"]["2_Dense/model.safetensors"] = {"size": 3, "sha256": "0"}
+    (run / "push.json").write_text(json.dumps(record))
+    change_card(run)
+    answer = publisher(run_folder=str(run), repo_id="alice/m")
+    assert (answer["changed"], answer["deleted"]) == (["README.md"], ["2_Dense/model.safetensors"])
+    assert "2_Dense/model.safetensors" not in published(hub)
+    assert commits(hub) == 4
+
+
+def test_a_dry_run_changes_nothing(publisher: Publisher, run: Path):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    answer = publisher(run_folder=str(run), repo_id="alice/m", dry_run=True)
+    assert answer["commit"] is None
+    assert (
+        sorted(answer["changed"])
+        == sorted(answer["files"])
+        == sorted(path.relative_to(run / "model").as_posix() for path in before if run / "model" in path.parents)
+    )
+    assert answer["files"]["model.safetensors"]["size"] == len(before[run / "model" / "model.safetensors"])
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert not publisher.hub.repos
+    assert {request["method"] for request in publisher.hub.log if "validate-yaml" not in request["path"]} == {"GET"}
+
+
+def test_branches_private_repositories_and_pull_requests(publisher: Publisher, run: Path):
+    hub, folder = publisher.hub, str(run)
+    assert publisher(run_folder=folder, repo_id="alice/p", private=True)["private"]
+    assert hub.repos["model", "alice/p"].private
+    assert publisher(run_folder=folder, repo_id="alice/p")["private"]
+
+    assert publisher(run_folder=folder, repo_id="alice/p", revision="next")["changed"] == []
+    hub.add_repo("model", "alice/b", {"README.md": b"old\n"})
+    answer = publisher(run_folder=folder, repo_id="alice/b", revision="next")
+    assert answer["revision"] == "next"
+    assert is_the_model(hub, run, "alice/b", "next")
+    assert published(hub, "alice/b")["README.md"] == b"old\n"
+
+    hub.fault("reset_after", path="/commit/main", skip=0)
+    first = publisher(run_folder=folder, repo_id="alice/b", create_pr=True)
+    assert first["pull_request"] == 1
+    assert first["url"].endswith("/alice/b/discussions/1")
+    assert publisher(run_folder=folder, repo_id="alice/b", create_pr=True)["pull_request"] == 1
+    assert hub.repos["model", "alice/b"].pulls.keys() == {1}
+    assert is_the_model(hub, run, "alice/b", "refs/pr/1")
+    assert published(hub, "alice/b")["README.md"] == b"old\n"
+
+
+@pytest.mark.parametrize(
+    ("action", "path", "details", "times", "fine"),
+    [
+        ("status", "/xet-write-token/", {"status": 503}, 1, None),
+        ("reset_after", "/commit/main", {}, 1, True),
+        ("status", "/commit/main", {"status": 503}, 1, True),
+        ("status", "/commit/main", {"status": 403}, 999, False),
+    ],
+)
+def test_xet(action: str, path: str, details: dict, times: int, fine: bool | None, xet_publisher: Publisher, run: Path):
+    hub = xet_publisher.hub
+    hub.fault(action, path=path, times=times, **details)
+    answer = xet_publisher(run_folder=str(run), repo_id="alice/m")
+    if fine is not None:  # whether hf_xet tries again is its own business
+        assert isinstance(answer, dict) == fine, answer
+    if isinstance(answer, str):
+        assert commits(hub) == 0
+        assert answer.startswith("RunError: alice/m: nothing has been published: ")
+        assert "\n" not in answer
+    hub.faults.clear()
+    assert isinstance(xet_publisher(run_folder=str(run), repo_id="alice/m"), dict)
+    assert commits(hub) == 1
+    assert is_the_model(hub, run)
+    assert hub.repos["model", "alice/m"].at("main").tree["model.safetensors"].xet
+    checks = xet_publisher(repo_id="alice/m", run=str(run))
+    assert [check[:2] for check in checks] == [
+        [name, True] for name in ("commit", "files", "card", "stack", "weights", "score")
+    ]

@@ -1,0 +1,152 @@
+"""Proving a published copy: what is damaged, exchanged or missing is found, and named."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from publisher import Publisher
+
+ALL = ["commit", "files", "card", "stack", "weights", "score"]
+
+
+@pytest.fixture
+def published(publisher: Publisher, run: Path) -> Publisher:
+    """A hub that holds alice/m, pushed from the run."""
+    answer = publisher("alice/m", run_folder=str(run))
+    assert isinstance(answer, dict), answer
+    publisher.hub.log.clear()
+    return publisher
+
+
+def names(checks: Any) -> list[str]:
+    """The names of the checks, with a sign before those that failed."""
+    assert isinstance(checks, list), checks
+    return [name if passed else f"-{name}" for name, passed, _ in checks]
+
+
+def edit(publisher: Publisher, path: str, change: Any) -> str:
+    """Changes a file of alice/m on the hub."""
+    hub = publisher.hub
+    file = hub.repos["model", "alice/m"].at("main").tree[path]
+    data = hub.read_object(file.lfs) if file.lfs else hub.blob_path(file).read_bytes()
+    return hub.add_repo("model", "alice/m", {path: change(data)})
+
+
+def replace(old: str, new: str) -> Any:
+    def change(data: bytes) -> bytes:
+        assert old.encode() in data
+        return data.replace(old.encode(), new.encode())
+
+    return change
+
+
+def test_a_copy_that_is_the_model(published: Publisher, run: Path, tiny_data: Path):
+    commit = json.loads((run / "push.json").read_text())["commit"]
+    score = json.loads((run / "results.json").read_text())["test"]["spearman"]
+    checks = published("alice/m", run=str(run))
+    assert names(checks) == ALL
+    findings = {name: finding for name, _, finding in checks}
+    assert findings["commit"] == f"{commit}, pushed from {run}"
+    assert findings["files"].startswith("11 files, ")
+    assert findings["files"].endswith(": sizes and checksums are the hub's, and those of push.json")
+    assert findings["stack"] == "Transformer -> Pooling(cls) -> Normalize, as in the card; unit vectors"
+    assert findings["score"] == f"Spearman x100 {score:.4f} on 50 test pairs, in the card {score:.4f}"
+    assert all(request["method"] in ("GET", "HEAD") for request in published.hub.log)
+    # For anyone else, the card says all but where a user's own test pairs are.
+    answer = published("alice/m", token="")
+    assert answer == "InputError: the card's test score is on test.csv: say where these pairs are, by --test"
+    checks = published("alice/m", token="", test=str(tiny_data / "test.csv"))
+    assert names(checks) == ALL
+    assert checks[0][2] == f"{commit}; no push.json of it is here (--run names a run folder)"
+    assert names(published("alice/m", revision=commit[:12], test=str(tiny_data / "test.csv"))) == ALL
+    assert names(published("alice/m", test=str(tiny_data / "dev.csv")))[-1] == "-score"
+
+
+def test_names_that_are_none(published: Publisher, run: Path):
+    assert published("nobody/m").startswith("RunError: nobody/m cannot be found: there is no such repository")
+    assert published("alice/m", revision="v9").startswith("RunError: alice/m cannot be found: ")
+    assert published("alice").startswith("InputError: 'alice' is no repository")
+    assert published("alice/other", run=str(run)).endswith("is about 'alice/m', not about 'alice/other'")
+    assert "push.json: cannot be read as a record" in published("alice/m", run=str(run.parent))
+    published.hub.repos["model", "alice/m"].private = True
+    assert published("alice/m", token="").startswith("RunError: alice/m cannot be found: there is no such repository")
+    assert names(published("alice/m", run=str(run))) == ALL
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ({"action": "corrupt", "path": "/lfs/"}, ["commit", "-files"]),
+        ({"action": "corrupt", "path": "/resolve/.*1_Pooling", "method": "GET"}, ["commit", "-files"]),
+        ({"action": "truncate", "path": "/lfs/", "bytes": 40_000, "fin": True}, ALL),
+        ({"action": "truncate", "path": "/lfs/", "bytes": 40_000}, ALL),
+        ({"action": "reset", "path": "/lfs/", "times": 99}, "RunError: alice/m cannot be fetched: the connection to "),
+        ({"action": "status", "path": "modules.json", "status": 403, "times": 99}, "RunError: alice/m cannot be fetched: "),
+        ({"action": "status", "path": "modules.json", "method": "GET", "status": 503}, ALL),
+        ({"action": "status", "path": "/tree/", "status": 503}, ALL),
+        ({"action": "status", "path": "/api/models/alice/m$"}, ALL),
+        ({"action": "hang", "path": "/api/models/alice/m$", "seconds": 2.5}, ALL),
+        ({"action": "hang", "path": "/lfs/", "seconds": 3.5}, ALL),
+    ],
+    ids=["flipped", "flipped small", "cut", "cut and reset", "reset", "forbidden", "gone", "tree", "once", "hangs", "weights hang"],
+)  # fmt: skip
+def test_a_copy_that_comes_badly(fault: dict, outcome: Any, published: Publisher, run: Path):
+    hangs = fault["action"] == "hang"
+    ordered = published.hub.fault(**fault)
+    began = time.monotonic()
+    answer = published("alice/m", run=str(run), timeout=1 if hangs else 20)
+    assert time.monotonic() - began < 90
+    assert ordered.times < fault.get("times", 1)
+    if isinstance(outcome, str):
+        assert isinstance(answer, str), answer
+        assert answer.startswith(outcome)
+        assert "\n" not in answer
+    else:
+        assert names(answer) == outcome
+        if outcome[-1] == "-files":
+            assert "is not what the hub's checksum says: damaged on its way, so verify again" in answer[-1][2]
+    published.hub.faults.clear()
+    assert names(published("alice/m", run=str(run))) == ALL
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "failed", "says"),
+    [
+        ("1_Pooling/config.json", replace("cls", "mean"), ["stack", "score"], "Pooling(mean) -> Normalize, in the card Transformer -> Pooling(cls)"),
+        ("modules.json", replace("normalize.Normalize", "normalise.Normal"), ["stack"], "it does not load: "),
+        ("modules.json", replace("sentence_transformers.base.modules.normalize", "evil"), ["stack"], "evil.Normalize is no module of Sentence Transformers"),
+        ("modules.json", lambda _: b"[", ["stack"], "there is no modules.json that could be read"),
+        ("README.md", replace("metric", "metrik"), ["card"], "README.md states no test score"),
+        ("README.md", lambda data: b"# A model\n", ["card"], "README.md states no test score"),
+        ("README.md", lambda _: b"---\n- [\n---\n", ["card"], "README.md states no test score"),
+        ("README.md", replace("weights_sha256: ", "weights_sha256: f00d"), ["weights"], ", in the card f00d"),
+        ("model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1]), ["weights", "score"], "as in the card"),
+    ],
+)  # fmt: skip
+def test_a_copy_that_someone_changed(
+    path: str, change: Any, failed: list[str], says: str, published: Publisher, run: Path, tiny_data: Path
+):
+    old = json.loads((run / "push.json").read_text())["commit"]
+    new = edit(published, path, change)
+    # Whoever pushed it knows by the commit; whoever asks for that commit, by the checksums.
+    (check,) = published("alice/m", run=str(run))
+    assert check == ["commit", False, f"{new}, but pushed was {old}"]
+    assert names(published("alice/m", revision=old, run=str(run))) == ALL
+    # Anyone else, by what the copy says of itself.
+    checks = published("alice/m", test=str(tiny_data / "test.csv"))
+    assert {name for name, passed, _ in checks if not passed} <= set(failed)
+    assert not checks[[name for name, *_ in checks].index(failed[0])][1]
+    assert any(says in finding for *_, finding in checks)
+
+
+def test_a_score_that_is_not_the_card_s(published: Publisher, run: Path, tiny_data: Path):
+    score = json.loads((run / "results.json").read_text())["test"]["spearman"]
+    edit(published, "README.md", replace(f"value: {score}", f"value: {score + 0.001}"))
+    checks = published("alice/m", test=str(tiny_data / "test.csv"))
+    assert names(checks) == [*ALL[:-1], "-score"]
+    assert checks[-1][2] == f"Spearman x100 {score:.4f} on 50 test pairs, in the card {score + 0.001:.4f}"
