@@ -181,7 +181,7 @@ def test_what_it_is_compared_with(records: dict):
     card = render_card(load_template(), **{**records, "evaluation": evaluation, **more})
     found = tables(card)
     assert found[0][2] == ["acme/other:mean", "12.35" if f"{12.345:.2f}" == "12.35" else "12.34", "-6.79"]
-    assert ["", "this model", "acme/other:mean", "n"] in [table[0] for table in found]
+    assert ["measure", "this model", "acme/other:mean", "n"] in [table[0] for table in found]
     assert any(row[0].startswith("uniformity") and row[2] == "-1.250" for table in found for row in table)
     assert ["", "SICK-R"] not in [table[0] for table in found]
     assert ["", "STS12", "SICK-R"] in [table[0] for table in found]
@@ -327,7 +327,7 @@ def test_sentences_of_any_kind_are_shown_and_break_nothing(text: str, records: d
     card = render_card(load_template(), **{**records, "evaluation": evaluation})
     found = tables(card)
     assert len(found) == len(tables(render_card(load_template(), **records)))
-    assert found[-1][0] == ["gold (0 to 5)", "cosine", "", ""]
+    assert found[-1][0] == ["gold (0 to 5)", "cosine", "sentence", "sentence"]
     for row in found[-1][1:]:
         assert row[:2] == ["0.5", "0.90"]
         assert len(row) == 4
