@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class STSCallback(TrainerCallback):
         step_facts: Gives what else to write beside a logged loss.
         early_steps: In the first 100 steps, where geometry changes most, metrics are also written every so many steps;
             these choose nothing.
+        resumable: Puts the weights of each best step into a folder of its own, ``BEST_MODEL-STEP``, which stays until
+            :meth:`drop_superseded` is called: once a checkpoint knows the newer ones.
 
     Attributes:
         base_metrics: The metrics before training.
@@ -72,6 +75,7 @@ class STSCallback(TrainerCallback):
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
         early_steps: int | None = None,
+        resumable: bool = False,
     ) -> None:
         if eval_steps < 1:
             raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
@@ -82,6 +86,7 @@ class STSCallback(TrainerCallback):
         self.history = Path(history) if history else None
         self.step_facts = step_facts or dict
         self.early_steps = early_steps
+        self.resumable = resumable
         self.base_metrics = base_metrics or {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
@@ -97,6 +102,8 @@ class STSCallback(TrainerCallback):
         Raises:
             InputError: The evaluator does not give the metric.
         """
+        if state.global_step > 0:  # resumed
+            return
         begin = time.perf_counter()
         with distributed_evaluation(kwargs["model"]) as scores:
             if scores:
@@ -147,8 +154,8 @@ class STSCallback(TrainerCallback):
         score = metrics[self.metric]
         better = self.best_step is None or score > self.best_metrics[self.metric]
         if better:
-            self._save(model)
             self.best_step, self.best_metrics = state.global_step, metrics
+            self._save(model)
         remark = "   best so far" if better else ""
         if better and score < self.base_metrics[self.metric]:
             remark += f", below the untrained model's {self.base_metrics[self.metric]:.2f}"
@@ -168,16 +175,51 @@ class STSCallback(TrainerCallback):
         self._write({"step": step, key: metrics})
         return metrics
 
+    @property
+    def kept(self) -> Path:
+        """The folder of the best weights."""
+        return (
+            self.best_model.with_name(f"{self.best_model.name}-{self.best_step}") if self.resumable else self.best_model
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` takes, as JSON: the best so far, and how much of the history is written."""
+        return {
+            "base_metrics": self.base_metrics,
+            "best_step": self.best_step,
+            "best_metrics": self.best_metrics,
+            "best_sha256": self.best_sha256,
+            "history_bytes": self.history.stat().st_size if self.history and self.history.exists() else 0,
+        }
+
+    def restore(self, state: dict[str, Any], *, history: bool = True) -> None:
+        """Goes back to an earlier state.
+
+        Args:
+            state: What :meth:`state` gave.
+            history: Whether to cut off what was written into the history since.
+        """
+        self.base_metrics, self.best_step = state["base_metrics"], state["best_step"]
+        self.best_metrics, self.best_sha256 = state["best_metrics"], state["best_sha256"]
+        if self.history and history:
+            os.truncate(self.history, state["history_bytes"])
+
+    def drop_superseded(self) -> None:
+        """Drops the weights of earlier best steps, and what was not written to its end."""
+        for path in self.best_model.parent.glob(f"{self.best_model.name}-*"):
+            if path != self.kept:
+                shutil.rmtree(path, ignore_errors=True)
+
     def _save(self, model: SentenceTransformer) -> None:
         # Written beside the old one first: a full disk must not cost the best weights so far.
-        fresh = self.best_model.with_name(f"{self.best_model.name}.new")
+        fresh = self.kept.with_name(f"{self.kept.name}.new")
         if fresh.exists():
             shutil.rmtree(fresh)
         model.save_pretrained(str(fresh), create_model_card=False)
         self.best_sha256 = weights_sha256(model)
-        if self.best_model.exists():
-            shutil.rmtree(self.best_model)
-        fresh.rename(self.best_model)
+        if self.kept.exists():
+            shutil.rmtree(self.kept)
+        fresh.rename(self.kept)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.history:
@@ -257,8 +299,9 @@ class LossProgress(ProgressCallback):
     ) -> None:
         """Draws the bar."""
         hidden = None if state.is_world_process_zero else True  # None: where there is no terminal
-        self.training_bar: Any = tqdm(total=state.max_steps, dynamic_ncols=True, disable=hidden)
-        self.current_step = 0
+        done = state.global_step
+        self.training_bar: Any = tqdm(total=state.max_steps, initial=done, dynamic_ncols=True, disable=hidden)
+        self.current_step = done
 
     def on_log(
         self,

@@ -66,6 +66,9 @@ def train(
         Path | None, typer.Option("--output", metavar="DIR", help="The run folder; by default runs/NAME.")
     ] = None,
     overwrite: _Overwrite = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run, to the same result.")
+    ] = False,
     seeds: Annotated[
         str | None,
         typer.Option("--seeds", metavar="N,...", help="Run under each of these seeds; finished ones are kept."),
@@ -86,7 +89,7 @@ def train(
         else:
             from simcse_st import training
 
-            _print_result(training.train(chosen, output, overwrite=overwrite))
+            _print_result(training.train(chosen, output, overwrite=overwrite, resume=resume))
 
 
 @app.command()

@@ -14,7 +14,7 @@ from simcse_st.errors import InputError, nearest
 from simcse_st.folder import write_json
 from simcse_st.inputs import check_combinations
 from simcse_st.loading import load_model
-from simcse_st.publishing import same_run
+from simcse_st.publishing import differences
 from simcse_st.recipe import Recipe, load_recipe
 from simcse_st.report import spread_of
 from simcse_st.tables import Table, plus_minus
@@ -228,8 +228,7 @@ def _check_same(runs: list[dict[str, Any]], *keys: str) -> None:
 def _run(recipe: Recipe, folder: Path, overwrite: bool) -> dict[str, Any]:
     """Runs a recipe unless that run stands there finished; gives its scores."""
     if overwrite or not _is_finished(recipe, folder):
-        # What an interrupted run of the same recipe left is no loss.
-        train(recipe, folder, overwrite=overwrite or (folder / "recipe.yaml").is_file())
+        train(recipe, folder, overwrite=overwrite, resume=not overwrite)  # what was interrupted goes on
     try:
         results, manifest, environment = (
             json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("results", "manifest", "environment")
@@ -261,7 +260,7 @@ def _is_finished(recipe: Recipe, folder: Path) -> bool:
     """
     if not (folder / "recipe.yaml").is_file():
         return False
-    if not same_run(load_recipe(folder / "recipe.yaml"), recipe):
+    if differences(load_recipe(folder / "recipe.yaml"), recipe):
         raise InputError(f"{folder} holds a run of another recipe: choose another --output, or --overwrite")
     if not (folder / "results.json").is_file() or not (folder / "model" / "README.md").is_file():
         return False

@@ -28,7 +28,8 @@ def check_folder(folder: Path, overwrite: bool) -> None:
             raise InputError(f"--output: {folder} is a file, but must name a folder")
         if folder.is_dir() and any(folder.iterdir()):
             if not overwrite:
-                raise InputError(f"{folder} exists already: choose another --output, or replace it with --overwrite")
+                ways = "choose another --output, go on with --resume, or replace it with --overwrite"
+                raise InputError(f"{folder} exists already: {ways}")
             if not (folder / MARK).is_file():
                 raise InputError(f"{folder} is no run folder (it has no {MARK}): --overwrite will not replace it")
         missing = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -63,6 +63,7 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         head=recipe.model.head == "keep",
         dropout=recipe.model.dropout,
         max_length=recipe.model.max_length,
+        attention=recipe.model.attention,
         revision=recipe.model.revision,
         device=device,
     )
@@ -103,6 +104,10 @@ def check_combinations(recipe: Recipe, devices: int) -> None:
             "training.precision: fp16 with training.max_grad_norm and a train-only head or mlm_weight does not work on "
             "several devices: use bf16 or fp32"
         )
+    if recipe.model.attention == "flash_attention_2" and not (
+        torch.cuda.is_available() and recipe.training.precision != "fp32"
+    ):
+        raise InputError("model.attention: flash_attention_2 takes a GPU, and training.precision fp16 or bf16")
     if recipe.training.batch_size % devices:
         raise InputError(
             f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} processes"

@@ -35,6 +35,7 @@ def build_model(
     head: bool = False,
     dropout: float | None = None,
     max_length: int = 512,
+    attention: str | None = None,
     revision: str | None = None,
     device: str | None = None,
 ) -> SentenceTransformer:
@@ -52,6 +53,8 @@ def build_model(
             table 6, for supervised training).
         dropout: Sets all dropout probabilities of the encoder: hidden states and attention.
         max_length: Tokens a sentence may have; at most what the encoder's positions allow.
+        attention: How attention is computed: ``"eager"``, ``"sdpa"`` or ``"flash_attention_2"``, which computes no
+            padding; by default transformers chooses.
         revision: Commit, tag or branch of a hub base.
         device: Where to put it; by default a GPU if there is one.
 
@@ -63,7 +66,7 @@ def build_model(
     """
     if pooling not in POOLINGS:
         raise InputError(f"model.pooling is {pooling!r}, but must be {', '.join(POOLINGS)}")
-    transformer = _load_encoder(base, revision, dropout, all_layers=pooling == "first_last_avg")
+    transformer = _load_encoder(base, revision, dropout, attention, all_layers=pooling == "first_last_avg")
     limit = transformer.max_seq_length
     transformer.max_seq_length = min(max_length, limit) if limit else max_length
     dimension = transformer.get_embedding_dimension()
@@ -140,8 +143,11 @@ def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _load_encoder(base: str | Path, revision: str | None, dropout: float | None, *, all_layers: bool) -> Transformer:
+def _load_encoder(
+    base: str | Path, revision: str | None, dropout: float | None, attention: str | None, *, all_layers: bool
+) -> Transformer:
     path = encoder_path(base)
+    chosen = {"attn_implementation": attention} if attention else {}
     config: dict[str, Any] = {"revision": revision}
     if all_layers:
         config["output_hidden_states"] = True
@@ -153,7 +159,7 @@ def _load_encoder(base: str | Path, revision: str | None, dropout: float | None,
             config.update(dict.fromkeys(names, dropout))
         transformer = Transformer(
             path,
-            model_kwargs={"dtype": torch.float32, "revision": revision},
+            model_kwargs={"dtype": torch.float32, "revision": revision, **chosen},
             processor_kwargs={"revision": revision},
             config_kwargs=config,
         )

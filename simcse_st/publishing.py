@@ -177,9 +177,10 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(exclude={"name", "seed", "description", "card"})
 
 
-def same_run(first: Recipe, second: Recipe) -> bool:
-    """Whether two recipes run alike: all but the card's keys are the same."""
-    return first.model_dump(exclude={"card"}) == second.model_dump(exclude={"card"})
+def differences(first: Recipe, second: Recipe) -> list[str]:
+    """The keys in which two recipes run differently: the card's and the description do not matter."""
+    one, other = _flat(first), _flat(second)
+    return [key for key in one if one[key] != other[key]]
 
 
 def _command(run: Run) -> str:

@@ -119,6 +119,9 @@ class ModelSection(_Section):
     shared_dropout_mask: bool = False
     """Ablation of unsupervised training (paper, table 3): both views of a sentence get the same dropout mask, which
     makes them one vector."""
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
+    """How attention is computed; null leaves it to transformers. ``flash_attention_2`` (a GPU, fp16 or bf16, and the
+    flash-attn package) computes no padding at all."""
     max_length: int = Field(default=512, gt=0)
     """Tokens a sentence may have in the saved model and in every evaluation."""
 
@@ -206,8 +209,18 @@ class TrainingSection(_Section):
     """Tokens a sentence may have in training (paper's code: 32)."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """``auto`` is fp16 on a CUDA GPU, fp32 elsewhere. The loss is computed in float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Computes the layers twice instead of keeping what they computed: less memory, about a third slower."""
+    torch_compile: bool = False
+    """Compiles the encoder (PyTorch's default backend): minutes at the start, then faster on a GPU; dropout draws other
+    numbers."""
+    workers: int | None = Field(default=None, ge=0)
+    """Processes that tokenise batches ahead of training; by default one on a GPU and none on a CPU."""
     eval_steps: int = Field(default=50, gt=0)
     """Dev is scored every so many steps, and at the end; the best step's weights are kept."""
+    save_steps: int | None = Field(default=None, gt=0)
+    """A checkpoint to resume from is written every so many steps, and at the end; null does with every dev score. The
+    newest one stays."""
     early_steps: int | None = Field(default=10, gt=0)
     """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,26 +13,29 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import distributed_evaluation
 from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
+from simcse_st.batch import BatchFacts
 from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
-from simcse_st.card import load_template
+from simcse_st.card import CARD, load_template
 from simcse_st.collator import SimCSECollator
 from simcse_st.data import file_sha256
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
-from simcse_st.folder import check_folder, make_folder, write_json
+from simcse_st.folder import MARK, check_folder, make_folder, write_json
 from simcse_st.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loading import describe_model
 from simcse_st.loss import SimCSELoss
 from simcse_st.measuring import RECORD, measure_run
 from simcse_st.modeling import weights_sha256
-from simcse_st.publishing import write_card
-from simcse_st.recipe import Recipe, resolve
+from simcse_st.publishing import differences, write_card
+from simcse_st.recipe import Recipe, load_recipe, resolve
+from simcse_st.resuming import Checkpoint, CheckpointCallback, finish_the_step, latest_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +55,17 @@ class TrainResult:
     results: dict[str, Any]
 
 
-def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool = False) -> TrainResult:
+def train(
+    recipe: Recipe, output: str | Path | None = None, *, overwrite: bool = False, resume: bool = False
+) -> TrainResult:
     """Runs a recipe: trains, keeps the weights of the best dev score, scores test once on them.
 
     Args:
         recipe: What to do, see :func:`~simcse_st.recipe.load_recipe`.
         output: The run folder; by default ``runs/NAME``.
         overwrite: Whether an earlier run in that folder may be replaced.
+        resume: Goes on with a run of this recipe that stands there unfinished, from its last checkpoint, to the result
+            that it would have had; on a CPU bit by bit. Without one it begins; of a finished one it gives the result.
 
     Returns:
         The scores and the kept model, loaded back from the run folder.
@@ -66,17 +73,20 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     Raises:
         InputError: Something in the recipe, the data or the base model cannot be used. No folder has been made.
         RunError: Training went wrong, or the saved weights are not those of the best score.
+        KeyboardInterrupt: It was stopped, after a step, with a checkpoint.
     """
     folder = Path(output) if output else Path("runs") / recipe.name
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
+    if resume and _is_there(folder, recipe, overwrite):
+        return _load_result(folder, str(process.device))
     if process.is_main_process:
-        check_folder(folder, overwrite)
+        check_folder(folder, overwrite or resume)
     load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
+    checkpoint = _checkpoint_of(folder, inputs.manifest) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
-    args = _arguments(recipe, inputs, folder / "checkpoints", process.num_processes)
     dev, test = (
         STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
         for part in (inputs.dev, inputs.test)
@@ -90,12 +100,16 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     # None of a folder: what this machine calls it goes into no card.
     base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
     # Nothing has been written so far; what fails from here on is a failed run.
-    environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
+    process.wait_for_everyone()  # all have looked for a checkpoint
     if process.is_main_process:
-        make_folder(folder, recipe.to_yaml())
+        if checkpoint is None:
+            make_folder(folder, recipe.to_yaml())
+        environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
         write_json(folder / "manifest.json", inputs.manifest)
         write_json(folder / "environment.json", environment)
     process.wait_for_everyone()
+    if checkpoint:
+        loss.seen = BatchFacts(**checkpoint.seen)
     best = STSCallback(
         dev,
         folder / "checkpoints" / "best",
@@ -104,21 +118,19 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
         history=folder / "history.jsonl",
         early_steps=recipe.training.early_steps,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
+        resumable=True,
     )
-    begin = time.perf_counter()
-    try:
-        total_steps = _fit(recipe, inputs, loss, best, args)
-    except KeyboardInterrupt:
-        logger.warning("%s keeps what was recorded; checkpoints/best holds the best weights if dev was scored", folder)
-        raise
-    seconds = time.perf_counter() - begin - best.seconds
+    if checkpoint:
+        best.restore(checkpoint.best, history=process.is_main_process)
+    saver = CheckpointCallback(recipe.training.save_steps or recipe.training.eval_steps, best, loss.seen, checkpoint)
+    args = _arguments(recipe, inputs, folder / "checkpoints", process.num_processes)
+    total_steps = _fit(recipe, inputs, loss, saver, args)
 
     if not process.is_main_process:
         process.wait_for_everyone()
-        model = _load_saved(folder / "model", str(process.device))
-        return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
+        return _load_result(folder, str(process.device))
     model = _keep(best, folder, str(process.device))
-    test_scores, described = test(model), describe_model(model)
+    test_scores, described, seconds = test(model), describe_model(model), saver.train_seconds()
     results = {
         "recipe": recipe.name,
         "best_step": best.best_step,
@@ -141,6 +153,46 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     process.wait_for_everyone()
     return TrainResult(folder, model, results)
+
+
+def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
+    """Whether a finished run of this recipe stands there.
+
+    Raises:
+        InputError: It is another recipe's, or is to be overwritten at the same time.
+    """
+    if overwrite:
+        raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
+    if not (folder / MARK).is_file():
+        return False
+    if differing := differences(load_recipe(folder / MARK), recipe):
+        raise InputError(f"--resume: {folder} is a run of another recipe: {', '.join(differing)}")
+    return (folder / "model" / CARD).is_file() and not (folder / "checkpoints").exists()
+
+
+def _load_result(folder: Path, device: str) -> TrainResult:
+    model = _load_saved(folder / "model", device)
+    return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
+
+
+def _checkpoint_of(folder: Path, manifest: dict[str, Any]) -> Checkpoint | None:
+    """The checkpoint to go on from.
+
+    Raises:
+        InputError: The data have changed since.
+    """
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    if checkpoint is None:
+        logger.info("resume   no checkpoint in %s: the run begins", folder)
+        return None
+    before = json.loads((folder / "manifest.json").read_text("utf-8"))
+    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
+        if before[part][key] != manifest[part][key]:
+            raise InputError(
+                f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
+            )
+    logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
+    return checkpoint
 
 
 class SimCSETrainer(SentenceTransformerTrainer):
@@ -197,6 +249,10 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
         fp16=inputs.precision == "fp16",
         bf16=inputs.precision == "bf16",
         use_cpu=inputs.model.device.type == "cpu",
+        gradient_checkpointing=settings.gradient_checkpointing,
+        torch_compile=settings.torch_compile,
+        # A GPU would wait for its next batch; on a CPU another process would take from training what it gives.
+        dataloader_num_workers=_workers(settings.workers, inputs.model.device.type),
         seed=recipe.seed,
         dataloader_drop_last=True,
         dataloader_pin_memory=inputs.model.device.type == "cuda",
@@ -208,15 +264,30 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
     )
 
 
+def _workers(wanted: int | None, device: str) -> int:
+    return int(device == "cuda") if wanted is None else wanted
+
+
 def _fit(
     recipe: Recipe,
     inputs: Inputs,
     loss: SimCSELoss,
-    best: STSCallback,
+    saver: CheckpointCallback,
     args: SentenceTransformerTrainingArguments,
 ) -> int:
-    """Trains; returns the number of steps."""
+    """Trains; returns the number of steps.
+
+    Raises:
+        RunError: The disk is full or cannot be written.
+        KeyboardInterrupt: The run was stopped.
+    """
+    checkpoint, checkpoints = saver.resumed, Path(str(args.output_dir))
+    if checkpoint and checkpoint.step >= checkpoint.total_steps:
+        return checkpoint.total_steps
     own = loss.own_parameters()
+    # What the trainer saves with a checkpoint asks the hub for nothing.
+    inputs.model.model_card_data.local_files_only = True
+    inputs.model.model_card_data.generate_widget_examples = False
     trainer = SimCSETrainer(
         model=inputs.model,
         args=args,
@@ -227,28 +298,64 @@ def _fit(
             max_length=recipe.training.max_length,
             shared_dropout_mask=recipe.model.shared_dropout_mask,
         ),
-        callbacks=[best, *([LossCallback(own)] if own else [])],
+        callbacks=[saver.best, *([LossCallback(own)] if own else []), saver],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)
-    trainer.train()
+    try:
+        with finish_the_step(saver):
+            trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
+        if saver.stop:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        _say_how_to_resume(checkpoints)
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RunError) or not _is_about_the_disk(error):
+            raise
+        _say_how_to_resume(checkpoints)
+        raise RunError(f"{checkpoints}: cannot be written: {' '.join(str(error).split())}") from error
     return trainer.state.global_step
+
+
+def _say_how_to_resume(checkpoints: Path) -> None:
+    last = latest_checkpoint(checkpoints)
+    where = f"from step {last.step} of {last.total_steps}" if last else "from the beginning: there is no checkpoint yet"
+    logger.warning("%s keeps what was recorded; the same command with --resume goes on %s", checkpoints.parent, where)
+
+
+def _is_about_the_disk(error: Exception) -> bool:
+    """Whether a file could not be written; torch and safetensors say so in words alone."""
+    words = (
+        "No space left",
+        "File too large",
+        "Disk quota",
+        "Read-only file system",
+        "PytorchStreamWriter",
+        "I/O error",
+    )
+    number = getattr(error, "errno", None)
+    return number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES) or any(
+        word in str(error) for word in words
+    )
 
 
 def _keep(best: STSCallback, folder: Path, device: str) -> SentenceTransformer:
     """Puts the best weights into ``folder/model`` and proves that what loads from there are those weights."""
     if best.best_step is None:
         raise RunError("no step was scored, so there are no weights to keep")
-    model = _load_saved(best.best_model, device)
+    place = best.kept if best.kept.exists() else folder / "model"  # where a run that was cut short just here put them
+    model = _load_saved(place, device)
     if weights_sha256(model) != best.best_sha256:
-        raise RunError(f"{best.best_model} does not load as the weights that were scored at step {best.best_step}")
-    best.best_model.rename(folder / "model")
+        raise RunError(f"{place} does not load as the weights that were scored at step {best.best_step}")
+    if place == best.kept:
+        place.rename(folder / "model")
     return model
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file in a folder, by its path in there."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """The SHA-256 of every file of a model, by its path; not of the card, which a resumed run may find there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stem != Path(CARD).stem)
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 

@@ -376,3 +376,21 @@ def test_an_embedding_that_is_not_finite_names_its_sentence(tiny_model: Sentence
         embeddings[tiny_model.tokenizer.convert_tokens_to_ids("z")] = math.nan
     with pytest.raises(InputError, match="embedding of 'z a' is not finite"):
         STSEvaluator(["a b", "z a"], ["c d", "e f"], [1.0, 2.0])(tiny_model)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"gradient_checkpointing": True}, {"workers": 1}, {"precision": "bf16"}],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_keys_that_pass_through_to_the_trainer(keys: dict, tiny_recipe: Recipe, tmp_path: Path):
+    """They change how fast and in how much memory, and but for bf16 nothing else."""
+    settings = tiny_recipe.training.model_copy(update={"max_steps": 4})
+    plain = train(tiny_recipe.model_copy(update={"training": settings}), tmp_path / "plain")
+    changed = train(tiny_recipe.model_copy(update={"training": settings.model_copy(update=keys)}), tmp_path / "changed")
+    first, second = (
+        [json.loads(line)["loss"] for line in (run.folder / "history.jsonl").read_text().splitlines() if "loss" in line]
+        for run in (plain, changed)
+    )
+    assert second == pytest.approx(first, rel=0.02 if "precision" in keys else 1e-6)
+    assert (first != second) == ("precision" in keys)

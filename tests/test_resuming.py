@@ -1,0 +1,249 @@
+"""A run that is stopped, killed or out of disk goes on to the very result that it would have had."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcse_st import InputError, Recipe, RunError, train
+from simcse_st.resuming import latest_checkpoint
+
+SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
+
+
+@pytest.fixture
+def recipe(tiny_recipe: Recipe) -> Recipe:
+    """Fifteen steps in three epochs, dropout on, scored at 4, 8, 12, 15, saved at 3, 6, 9, 12, 15."""
+    training = tiny_recipe.training.model_copy(update=SHORT)
+    loss = tiny_recipe.loss.model_copy(update={"mask_false_negatives": True})
+    return tiny_recipe.model_copy(update={"training": training, "loss": loss})
+
+
+def with_(recipe: Recipe, section: str, **keys: Any) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=keys)})
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run came to, but for its times."""
+    results = json.loads((folder / "results.json").read_text())
+    for key in ("train_seconds", "sentences_per_second"):
+        del results[key]
+    assert not (folder / "checkpoints").exists()
+    assert not list(folder.rglob("*.part"))
+    return {
+        "results": results,
+        "history": (folder / "history.jsonl").read_text(),
+        "evaluation": json.loads((folder / "evaluation.json").read_text()),
+        "card": (folder / "model" / "README.md").read_text(),
+        "files": sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")),
+    }
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
+    """Sends a signal to this process when a step begins."""
+    from simcse_st.resuming import CheckpointCallback
+
+    def on_step_begin(self: CheckpointCallback, args, state, control, **kwargs) -> None:
+        if state.global_step == step - 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(CheckpointCallback, "on_step_begin", on_step_begin)
+
+
+HEAD = {"model": {"head": "train-only"}, "training": {"max_grad_norm": 1.0}}
+UNSUPERVISED = {"data": {"kind": "sentences"}, "loss": {"mask_false_negatives": False, "mlm_weight": 0.1}}
+
+
+@pytest.mark.parametrize("changes", [{}, HEAD, UNSUPERVISED], ids=["plain", "head", "unsupervised with mlm"])
+def test_a_stopped_run_goes_on_to_the_same_result(
+    changes: dict, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for section, keys in changes.items():
+        recipe = with_(recipe, section, **keys)
+    if "data" in changes:
+        recipe = with_(recipe, "training", max_steps=15)
+    whole = train(recipe, tmp_path / "whole")
+    # In the first epoch, at its last step, inside the second, at a step that is scored, twice at the last.
+    for step, number in (
+        (2, signal.SIGINT),
+        (5, signal.SIGTERM),
+        (8, signal.SIGINT),
+        (12, signal.SIGTERM),
+        (15, signal.SIGINT),
+    ):
+        with monkeypatch.context() as patch:
+            stop_at(step, patch, number)
+            with pytest.raises(KeyboardInterrupt):
+                train(recipe, tmp_path / "run", resume=True)
+        checkpoint = latest_checkpoint(tmp_path / "run" / "checkpoints")
+        assert checkpoint is not None
+        assert (checkpoint.step, checkpoint.total_steps) == (step, 15)
+        assert f"the same command with --resume goes on from step {step} of 15" in caplog.text
+        kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+        assert len(kept) <= 2  # the newest, and the best weights
+    resumed = train(recipe, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert resumed.results["weights_sha256"] == whole.results["weights_sha256"]
+    # Once more gives what is there.
+    before = (tmp_path / "run" / "results.json").read_bytes()
+    assert train(recipe, tmp_path / "run", resume=True).results == json.loads(before)
+    assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def run_in(folder: Path, recipe: Recipe) -> None:
+    """What the killed process does."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["TQDM_DISABLE"] = "1"
+    train(recipe, folder, resume=True)
+
+
+def test_a_run_killed_at_twenty_random_moments(recipe: Recipe, tmp_path: Path):
+    """Killed as the system kills: no handler runs, and files end where they were."""
+    # The processes are forked from one that has imported the libraries and done nothing else, so that they start at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["simcse_st.training", "tests.test_resuming", "torch"])
+
+    def start(folder: Path) -> multiprocessing.process.BaseProcess:
+        process = context.Process(target=run_in, args=(folder, recipe))
+        process.start()
+        return process
+
+    start(tmp_path / "first").join()  # the libraries' first use
+    began = time.monotonic()
+    process = start(tmp_path / "whole")
+    process.join()
+    assert process.exitcode == 0
+    seconds = time.monotonic() - began
+    draw, folder, kills, steps = random.Random(4), tmp_path / "run", 0, set()
+    while kills < 20:
+        process = start(folder)
+        process.join(draw.uniform(0.05, 1.1) * seconds)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            kills += 1
+            checkpoint = latest_checkpoint(folder / "checkpoints")
+            steps.add(checkpoint.step if checkpoint else 0)
+        else:
+            assert process.exitcode == 0
+        if process.exitcode == 0:  # it came to its end: the next begins anew
+            assert outcome(folder) == outcome(tmp_path / "whole")
+            shutil.rmtree(folder)
+    process = start(folder)
+    process.join()
+    assert process.exitcode == 0
+    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert len(steps) > 2, steps  # it was not always killed at the same place
+
+
+def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = tmp_path / "train.jsonl"
+    shutil.copy(str(recipe.data.train), data)
+    recipe = with_(recipe, "data", train=str(data))
+    with monkeypatch.context() as patch:
+        stop_at(7, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="run is a run of another recipe: seed, training.epochs"):
+        train(with_(recipe, "training", epochs=4).model_copy(update={"seed": 1}), tmp_path / "run", resume=True)
+    with pytest.raises(InputError, match="--resume goes on with a run, --overwrite begins it again: choose one"):
+        train(recipe, tmp_path / "run", resume=True, overwrite=True)
+    with pytest.raises(InputError, match="run exists already: .* --resume"):
+        train(recipe, tmp_path / "run")
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join([*lines[1:], lines[0]]) + "\n")
+    with pytest.raises(InputError, match="--resume: data.train has changed since .*run was begun"):
+        train(recipe, tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    data.write_text("\n".join(lines) + "\n")
+    assert train(recipe, tmp_path / "run", resume=True).results["total_steps"] == 15
+    # Nothing there, or a run that was stopped before its first checkpoint: it begins.
+    assert train(recipe, tmp_path / "new", resume=True).results["total_steps"] == 15
+    assert outcome(tmp_path / "new")["results"] == outcome(tmp_path / "run")["results"]
+
+
+def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        stop_at(7, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.copytree(checkpoints / "checkpoint-7", checkpoints / "checkpoint-9")
+    (checkpoints / "checkpoint-9" / "simcse_st.json").unlink()
+    (checkpoints / "checkpoint-9" / "optimizer.pt").write_bytes(b"")
+    found = latest_checkpoint(checkpoints)
+    assert found is not None
+    assert found.step == 7
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_full_disk_is_said_and_the_last_checkpoint_resumes(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from simcse_st.resuming import CheckpointCallback
+
+    train(recipe, tmp_path / "whole")
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+    def on_step_begin(self: CheckpointCallback, args, state, control, **kwargs) -> None:
+        if state.global_step == 7:  # from here on no file may be larger than this
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointCallback, "on_step_begin", on_step_begin)
+        try:
+            with pytest.raises(RunError, match="checkpoints: cannot be written: .*File too large"):
+                train(recipe, tmp_path / "run")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "the same command with --resume goes on from step 6 of 15" in caplog.text
+    train(recipe, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_two_processes_resume_to_the_same_result(recipe: Recipe, tmp_path: Path):
+    recipe = with_(with_(recipe, "loss", mask_false_negatives=False), "training", eval_steps=3, save_steps=3)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "simcse_st", "train"]
+    command += [str(tmp_path / "recipe.yaml"), "--resume", "--output"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = subprocess.run(
+        [*command, str(tmp_path / "whole")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert whole.returncode == 0, whole.stderr
+    with subprocess.Popen(
+        [*command, str(tmp_path / "run")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and latest_checkpoint(tmp_path / "run" / "checkpoints") is None:
+            time.sleep(0.01)
+        for entry in Path("/proc").glob("[0-9]*"):  # the launcher gives each of its processes a session of its own
+            with contextlib.suppress(OSError):
+                if str(tmp_path / "run").encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+    assert not (tmp_path / "run" / "results.json").exists()
+    resumed = subprocess.run(
+        [*command, str(tmp_path / "run")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resume   from step " in resumed.stderr
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
