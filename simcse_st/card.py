@@ -125,8 +125,26 @@ def _metadata(
             for metric in ("spearman", "pearson")
         ],
     )  # fmt: skip
-    data[PROOF] = {"stack": " -> ".join(results["modules"]), "weights_sha256": results["weights_sha256"]}
+    data[PROOF] = {
+        "stack": " -> ".join(results["modules"]),
+        "weights_sha256": results["weights_sha256"],
+        "files": results["files"],
+    }
     return data
+
+
+def read_proof(data: Any) -> dict[str, Any] | None:
+    """What a card's metadata say of the model beside its scores, if they are of this package.
+
+    Args:
+        data: The metadata.
+
+    Returns:
+        ``stack``, ``weights_sha256`` and ``files``, the SHA-256 of each by its path.
+    """
+    proof = data.get(PROOF)
+    complete = isinstance(proof, dict) and {"stack", "weights_sha256", "files"} <= proof.keys()
+    return proof if complete and isinstance(proof["files"], dict) else None
 
 
 def _eval_result(split: str, metric: str, scores: dict[str, Any], data: dict[str, Any], reference: Any) -> EvalResult:
@@ -176,15 +194,16 @@ def _is_public(recipe: dict[str, Any], dev: dict[str, Any]) -> bool:
 def source_name(sources: list[dict[str, Any]]) -> str:
     """What to call a source: its data set or its first file."""
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return f"{sources[0].get('dataset') or sources[0]['file']}{more}"
+    return " ".join(f"{sources[0].get('dataset') or sources[0]['file']}{more}".split())
 
 
 def markdown_text(text: str) -> str:
     """Any text as Markdown that shows it and nothing else, on one line, also in a table; shortened if it is long."""
-    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text).split())
+    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", " ", text).split())
     line = line if len(line) <= _EXCERPT else f"{line[: _EXCERPT - 3]}..."
     # An underscore inside a word is no emphasis, and file names are easier to read with theirs.
     special = r"[\\`*{}\[\]()#+!|~$^:-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
-    escaped = re.sub(special, lambda match: f"&#{ord(match[0])};", html.escape(line))
+    escaped = re.sub(special, lambda match: f"&#{ord(match[0])};", html.escape(line, quote=False))
+    escaped = re.sub(r"^(\d+)([.)])", lambda match: f"{match[1]}&#{ord(match[2])};", escaped)  # or it begins a list
     # Isolated, so that right-to-left text does not turn around what stands beside it.
     return f"\u2068{escaped}\u2069" if re.search("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]", line) else escaped

@@ -317,9 +317,12 @@ def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[
     # JSON is YAML that leaves no name to be read as something else.
     short = []
     if base is not None:
-        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null"]
+        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null", "card.base_model=null"]
     if data is not None:
-        short += [f"data.train={json.dumps(data)}", "data.sample=null"]
+        short += [f"data.train={json.dumps(data)}", "data.sample=null", "card.language=[]"]
+    own = [override.partition("=")[0].strip() for override in overrides or ()]
+    if short or any(key.startswith(("model.base", "data.train")) for key in own):
+        short.append("card.license=null")  # which is about the recipe's own base and data
     return load_recipe(name, [*short, *(overrides or ())])
 
 
@@ -388,7 +391,8 @@ def _quiet_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     # What they warn of here is said in our own words: no card's metadata, a copy from the cache.
-    for name in ("huggingface_hub.repocard", "huggingface_hub.repocard_data", "datasets"):
+    # And what the hub's client says of each try names the addresses that it sends to, with what signs them.
+    for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logger = logging.getLogger("simcse_st")
     handler = logging.StreamHandler(sys.stderr)

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from huggingface_hub import HfApi, constants, is_offline_mode, set_client_factory
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import get_session, validate_repo_id
 
@@ -23,10 +30,14 @@ from simcse_st.errors import InputError, RunError
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 60.0  # seconds without a byte
-_WAITED_FOR = ("connect", "read", "write", "pool")
 RETRIES = 4  # after 1, 2, 4, 8 seconds
 _LONGEST_WAIT = 60.0  # seconds that the hub may ask for
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+# What a repository may hold beside a model: it changes nothing about how the model loads.
+HARMLESS = re.compile(
+    r"\.gitattributes|\.gitignore|(.*/)?(LICEN[CS]E|NOTICE)[^/]*|.+\.(md|png|jpe?g|svg|gif|cff)", re.IGNORECASE
+)
 
 Result = TypeVar("Result")
 
@@ -46,9 +57,8 @@ def connect(timeout: float = TIMEOUT) -> HfApi:
         raise InputError(f"--timeout {timeout:g}: give seconds, more than 0")
 
     def bound(request: Any) -> None:
-        # Here and not as the client's own time-out: some of the hub's calls overrule that by none.
-        asked = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {part: asked.get(part) or timeout for part in _WAITED_FOR}
+        # Here and not as the client's own time-out: the hub's calls overrule that by theirs, or by none.
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
 
     session = get_session()
     client, hooks = type(session), session.event_hooks
@@ -146,11 +156,18 @@ def in_one_line(doing: str) -> Iterator[None]:
     except (InputError, RunError):
         raise
     except Exception as error:
+        by_the_hub = isinstance(error, (HTTPError, OSError, ValueError, RuntimeError)) or status_of(error) is not None
+        if not by_the_hub:  # but a fault of this program
+            raise
         raise RunError(f"{doing}: {_explain(innermost(error))}") from error
 
 
 def _explain(error: BaseException) -> str:
     status, again = status_of(error), "run the same command again"
+    if isinstance(error, GatedRepoError):
+        return f"it is open on request only ({status}): ask for access on its page, and set the token of that account"
+    if isinstance(error, RevisionNotFoundError):
+        return "there is no such branch, tag or commit: see its page for those that exist"
     if isinstance(error, RepositoryNotFoundError):
         return f"there is no such repository, or this token may not see it ({status}): check the name and the token"
     if status == 401:
@@ -170,6 +187,9 @@ def _explain(error: BaseException) -> str:
         return f"no answer from {constants.ENDPOINT} in time ({_short(error)}): {again}, or with a longer --timeout"
     if isinstance(error, (HTTPError, ConnectionError)) and not isinstance(error, HfHubHTTPError):
         return f"the connection to {constants.ENDPOINT} failed ({_short(error)}): {again}"
+    if status == 404:
+        path = getattr(getattr(error, "request", None), "url", "it")
+        return f"the hub does not find {path} (404): {again}"
     return _short(error)
 
 

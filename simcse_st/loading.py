@@ -85,6 +85,19 @@ def locate_model(reference: str | Path) -> Located:
     return Located(name, path, own_pooling, run=path.parent if (path.parent / "recipe.yaml").is_file() else None)
 
 
+def check_pooling(found: Located, pooling: str | None) -> None:
+    """Makes sure that something says how to read a model.
+
+    Raises:
+        InputError: Nothing does.
+    """
+    if found.is_bare and not pooling:
+        raise InputError(
+            f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
+            f"{found.name}:mean"
+        )
+
+
 def load_model(reference: str | Path | Located, pooling: str | None = None, device: str | None = None) -> Loaded:
     """Loads any model for evaluation.
 
@@ -97,11 +110,7 @@ def load_model(reference: str | Path | Located, pooling: str | None = None, devi
         InputError: There is no such model, it cannot be loaded, or nothing says how to read a bare encoder.
     """
     found = reference if isinstance(reference, Located) else locate_model(reference)
-    if found.is_bare and not pooling:
-        raise InputError(
-            f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
-            f"{found.name}:mean"
-        )
+    check_pooling(found, pooling)
     try:
         if found.own_pooling or found.is_bare:
             model = build_model(found.folder, pooling=found.own_pooling or str(pooling), device=device)

@@ -15,7 +15,7 @@ from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.folder import write_json
 from simcse_st.leaderboard import find_tasks, run_tasks
-from simcse_st.loading import Located, describe_model, load_model, locate_model
+from simcse_st.loading import Located, check_pooling, describe_model, load_model, locate_model
 from simcse_st.modeling import POOLINGS
 from simcse_st.preparing import source_of
 from simcse_st.recipe import load_recipe
@@ -150,6 +150,8 @@ def _check_pooling(pooling: str | None, found: Sequence[Located]) -> None:
             f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "
             f"name it {found[0].name}:{pooling}"
         )
+    for model in found:
+        check_pooling(model, pooling)
 
 
 def _load_data(

@@ -5,32 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import HfApi, ModelCard, get_token
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from sentence_transformers import SentenceTransformer
 
-from simcse_st.card import CARD
-from simcse_st.data import load_graded_pairs
+from simcse_st.card import CARD, read_proof
+from simcse_st.data import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError
-from simcse_st.hub import LocalFile, check_repo_id, local_file, patiently, remote_files, status_of
+from simcse_st.hub import HARMLESS, LocalFile, check_repo_id, local_file, patiently, remote_files, status_of
 from simcse_st.modeling import weights_sha256
 from simcse_st.preparing import source_of
 from simcse_st.publishing import Run
 from simcse_st.recipe import resolve
-from simcse_st.verifying import TOLERANCE, spearman
+from simcse_st.scoring import score_model
+from simcse_st.verifying import TOLERANCE
 
 logger = logging.getLogger(__name__)
-
-# What a repository may hold beside the model: it changes nothing about how the model loads.
-HARMLESS = re.compile(
-    r"\.gitattributes|\.gitignore|LICEN[CS]E[^/]*|NOTICE[^/]*|[^/]+\.(md|png|jpe?g|svg|gif|cff)", re.IGNORECASE
-)
 
 
 @dataclass
@@ -65,7 +63,12 @@ def check_names(repo_id: str, revision: str | None, create_pr: bool) -> None:
     check_repo_id(repo_id)
     if create_pr and revision:
         raise InputError("--create-pr opens a pull request against main: leave --revision out")
-    if revision is not None and (not re.fullmatch(r"\w[\w./-]*", revision) or re.fullmatch("[0-9a-f]{40}", revision)):
+    if revision is not None and (
+        not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", revision)
+        or ".." in revision
+        or revision.endswith((".", ".lock"))
+        or re.fullmatch("[0-9a-f]{40}", revision)
+    ):
         raise InputError(f"--revision {revision!r}: name a branch")
 
 
@@ -95,18 +98,32 @@ def check_folder(run: Run, card: str) -> dict[str, LocalFile]:
         if file.sha256 != wanted[name]:
             raise InputError(f"{run.model / name} has changed since it was measured (SHA-256 {file.sha256})")
         if name.endswith(".json"):
-            _check_paths(run, str(run.model / name), found[name].read_text("utf-8"))
-    _check_paths(run, "the card", card)
+            _check_private(run, str(run.model / name), found[name].read_text("utf-8"))
+    _check_private(run, "the card", card)
     return {**files, CARD: local_file(card.encode())}
 
 
-def _check_paths(run: Run, where: str, text: str) -> None:
-    """What this machine calls its folders is nobody else's business."""
-    base = Path(resolve(run.recipe.model.base)).expanduser()
-    for folder in (Path.home(), Path.cwd(), run.folder, *([base] if base.is_dir() else [])):
-        path = str(folder.resolve())
-        if len(folder.resolve().parts) > 1 and re.search(rf"(?<![\w/]){re.escape(path)}(?=[/\"'\s)]|$)", text):
-            raise InputError(f"{where} names a folder of this machine, {path}, and would publish it")
+def _check_private(run: Run, where: str, text: str) -> None:
+    """The token, and what this machine calls its folders, are nobody else's business."""
+    if (token := get_token()) and token in text:
+        raise InputError(f"{where} holds the token of this machine, and would publish it")
+    own = [Path.home(), Path.cwd(), run.folder, *_folders(run)]
+    named = [str(folder.resolve()) for folder in own if len(folder.resolve().parts) > 1]
+    found = [path for path in named if re.search(rf"(?<!\w){re.escape(path)}(?![\w-])", text)]
+    # And whatever else looks like a path of several folders and is one here.
+    found += [path for path in re.findall(r"(?<!\w)/[\w.-]+(?:/[\w.-]+)+", text) if Path(path.rstrip(".")).exists()]
+    if found:
+        raise InputError(f"{where} names a place on this machine, {found[0]}, and would publish it")
+
+
+def _folders(run: Run) -> list[Path]:
+    """The folders that a recipe names: of a local base, and of its files."""
+    recipe = run.recipe
+    sources = [recipe.data.train, recipe.data.dev, recipe.data.test]
+    names = [name for source in sources for name in (source if isinstance(source, list) else [source])]
+    files = [Path(resolve(name)).expanduser() for name in names if isinstance(name, str)]
+    base = Path(resolve(recipe.model.base)).expanduser()
+    return [*([base] if base.is_absolute() else []), *(file.parent for file in files if file.is_absolute())]
 
 
 def check_metadata(card: str) -> None:
@@ -146,13 +163,13 @@ def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr:
 
 def look(api: HfApi, target: Target) -> None:
     """Finds out what the branch is at."""
-    try:
-        target.head = str(patiently(api.model_info, target.repo_id, revision=target.branch).sha)
-        target.has_branch = True
-    except RevisionNotFoundError:
-        if target.branch.startswith("refs/"):
-            raise InputError(f"--revision {target.branch}: {target.repo_id} has no such pull request") from None
-        target.head = str(patiently(api.model_info, target.repo_id).sha)
+    refs = patiently(api.list_repo_refs, target.repo_id, include_pull_requests=target.branch.startswith("refs/"))
+    heads = {ref.name: ref.target_commit for ref in refs.branches}
+    heads |= {ref.ref: ref.target_commit for ref in refs.pull_requests or ()}
+    target.has_branch = target.branch in heads
+    if not target.has_branch and target.branch.startswith("refs/"):
+        raise InputError(f"--revision {target.branch}: {target.repo_id} has no such pull request")
+    target.head = heads.get(target.branch) or str(patiently(api.model_info, target.repo_id).sha)
     target.files = remote_files(api, target.repo_id, target.head)
 
 
@@ -171,37 +188,76 @@ def _check_may_create(account: Mapping[str, Any], repo_id: str) -> None:
         )
 
 
-def check_others(run: Run, target: Target, files: Mapping[str, LocalFile]) -> list[str]:
-    """The other files of the repository: harmless ones, and those of an earlier push, which go.
+def check_others(api: HfApi, target: Target, files: Mapping[str, LocalFile]) -> list[str]:
+    """The other files of the repository: harmless ones, and those of an earlier model, which go.
 
     Raises:
         InputError: It holds files that are neither.
     """
     others = sorted(target.files.keys() - files.keys())
-    earlier = run.pushed() or {}
-    ours = earlier.get("files", {}) if earlier.get("repo") == target.repo_id else {}
-    foreign = [name for name in others if name not in ours and not HARMLESS.fullmatch(name)]
-    if foreign:
-        raise InputError(
-            f"{target.repo_id} holds files of something else: {', '.join(foreign)}: delete them, or choose another"
-        )
+    unknown = [name for name in others if not HARMLESS.fullmatch(name)]
+    if unknown:
+        ours = _files_by_its_card(api, target)
+        foreign = [name for name in unknown if name not in ours]
+        if foreign:
+            raise InputError(
+                f"{target.repo_id} holds files of something else: {', '.join(foreign)}: delete them, or choose another"
+            )
     return others
 
 
-def check_model(run: Run) -> None:
-    """Loads the model by Sentence Transformers alone, and scores it again.
+def _files_by_its_card(api: HfApi, target: Target) -> set[str]:
+    """The files that the repository's own card says it was published with."""
+    if CARD not in target.files:
+        return set()
+    with tempfile.TemporaryDirectory(prefix="simcse-st-") as empty:
+        path = patiently(api.hf_hub_download, target.repo_id, CARD, revision=target.head, cache_dir=empty)
+        try:
+            proof = read_proof(ModelCard(Path(path).read_text("utf-8")).data)
+        except (ValueError, TypeError, yaml.YAMLError):
+            return set()
+    return set(proof["files"]) if proof else set()
+
+
+def load_pairs(run: Run) -> dict[str, GradedPairs]:
+    """The run's dev and test pairs.
 
     Raises:
-        RunError: It is not the model of the record.
+        InputError: They are out of reach, or have changed since.
+    """
+    pairs = {}
+    for split, default in (("dev", "validation"), ("test", "test")):
+        pairs[split] = load_graded_pairs(source_of(getattr(run.recipe.data, split), default))
+        if pairs[split].facts["pairs_sha256"] != run.manifest[split]["pairs_sha256"]:
+            raise InputError(
+                f"data.{split}: these {len(pairs[split]):,} pairs are not those that the run was measured on"
+            )
+    return pairs
+
+
+def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
+    """Loads the model by Sentence Transformers alone, and measures it again.
+
+    Raises:
+        RunError: It is not the model of the records.
     """
     try:
         model = SentenceTransformer(str(run.model), local_files_only=True)
     except Exception as error:  # of many classes, all about what stands in the folder
         raise RunError(f"{run.model} does not load: {' '.join(str(error).split())}") from error
-    pairs = load_graded_pairs(source_of(run.recipe.data.test, "test"))
-    if pairs.facts["pairs_sha256"] != run.manifest["test"]["pairs_sha256"]:
-        raise InputError(f"{pairs.facts['sources']}: the test pairs have changed since the run")
-    score, recorded = spearman(model, pairs), run.results["test"]["spearman"]
-    if weights_sha256(model) != run.results["weights_sha256"] or abs(score - recorded) > TOLERANCE:
-        raise RunError(f"{run.model} scores {score:.4f} on test, but results.json says {recorded:.4f}: not published")
-    logger.info("model    loads, and scores %.4f on test again", score)
+    recorded = {split: run.results[split] for split in pairs}
+    if evaluation := run.evaluation:
+        recorded = {**evaluation["models"][0]["tasks"], **recorded}
+    tasks = [task for task in ("dev", "test", "geometry", "retrieval") if task in recorded]
+    found, _ = score_model(tasks, pairs, model, {})
+    wrong = []
+    for task in tasks:
+        for key in recorded[task].keys() & found[task].keys() - {"n", "pairs_sha256", "mean_gold"}:
+            new, old = found[task][key], recorded[task][key]
+            if isinstance(new, float) and not abs(new - old) <= TOLERANCE:
+                wrong.append(f"{task} {key} is {new:.4f}, recorded {old:.4f}")
+    if weights_sha256(model) != run.results["weights_sha256"]:
+        wrong.insert(0, "its weights are others")
+    if wrong:
+        raise RunError(f"{run.model} is not the model that its records are about: {wrong[0]}: not published")
+    logger.info("model    loads, and scores as recorded: test %.4f", found["test"]["spearman"])

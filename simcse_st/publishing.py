@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 import re
 import shlex
 from collections.abc import Iterable
@@ -43,9 +44,11 @@ class Run:
         """The folder of the model."""
         return self.folder / "model"
 
-    def pushed(self) -> dict[str, Any] | None:
-        """What was published of it last, ``push.json``."""
-        return read_record(self.folder / PUSHED) if (self.folder / PUSHED).is_file() else None
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """``evaluation.json`` with the run's own model first, if it is of that very model."""
+        path = self.folder / "evaluation.json"
+        return _of_run(read_record(path), self.results) if path.is_file() else None
 
 
 def load_run(folder: str | Path, overrides: Iterable[str] = ()) -> Run:
@@ -58,9 +61,11 @@ def load_run(folder: str | Path, overrides: Iterable[str] = ()) -> Run:
     Raises:
         InputError: It is no such folder, a record in it cannot be read, or another key is to be changed.
     """
-    folder = Path(folder)
+    folder = Path(os.path.abspath(folder)) if Path(folder).name in ("", "..") else Path(folder)
     if not (folder / "recipe.yaml").is_file() or not (folder / "model" / "modules.json").is_file():
         raise InputError(f"{folder} is no folder of a finished run: it needs recipe.yaml and model/")
+    if not (folder / "results.json").is_file():
+        raise InputError(f"{folder} is of a run that did not end: go on with it by simcse-st train ... --resume")
     overrides = list(overrides)
     for override in overrides:
         if not override.startswith("card."):
@@ -87,8 +92,8 @@ def write_card(folder: str | Path, overrides: Iterable[str] = ()) -> Path:
         RunError: The card cannot be written.
     """
     run = load_run(folder, overrides)
-    pushed = run.pushed()
-    text = compose_card(run, pushed["repo"] if pushed else None)
+    pushed = read_pushes(run.folder)
+    text = compose_card(run, pushed[0]["repo"] if pushed else None)
     card = run.model / CARD
     try:
         if overrides:
@@ -109,7 +114,7 @@ def compose_card(run: Run, repo_id: str | None = None) -> str:
     Raises:
         InputError: Its records do not make a card.
     """
-    evaluation = run.folder / "evaluation.json"
+    _check_notes(run.recipe.card.notes)
     try:
         return render_card(
             load_template(),
@@ -117,9 +122,9 @@ def compose_card(run: Run, repo_id: str | None = None) -> str:
             run.results,
             run.manifest,
             run.environment,
-            _of_run(read_record(evaluation), run.results) if evaluation.is_file() else None,
+            run.evaluation,
             command=_command(run),
-            base_model=run.results["base_model"],
+            base_model=run.results["base_model"] or run.recipe.card.base_model,
             repo_id=repo_id,
             seeds=_beside(run, "seeds", run.folder.parent),
             ablation=_beside(run, "ablation", run.folder.parent.parent),
@@ -140,6 +145,36 @@ def read_record(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: cannot be read as a record: {' '.join(str(error).split())}") from None
+
+
+def read_pushes(folder: Path) -> list[dict[str, Any]]:
+    """What was published of a run, the last first and of each place the last.
+
+    Raises:
+        InputError: The record is damaged.
+    """
+    path = folder / PUSHED
+    if not path.is_file():
+        return []
+    try:
+        record = dict(json.loads(path.read_text("utf-8")))
+        pushes = [record, *record.pop("earlier")]
+        for push in pushes:
+            texts = [push[key] for key in ("repo", "revision", "commit", "stack", "weights_sha256")]
+            checksums = [entry["sha256"] for entry in push["files"].values()]
+            if not all(isinstance(text, str) for text in texts + checksums) or not float(push["scores"]["test"]):
+                raise ValueError("a text or a score is none")
+        return pushes
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): delete it; the next push writes it anew") from None
+
+
+def _check_notes(notes: str) -> None:
+    """What is left open in the notes would swallow the card behind them."""
+    if notes.count("<!--") > notes.count("-->"):
+        raise InputError("card.notes: a comment <!-- is not closed by -->")
+    if len(re.findall(r"^ {0,3}(```|~~~)", notes, re.MULTILINE)) % 2:
+        raise InputError("card.notes: a code block is not closed")
 
 
 def _of_run(evaluation: dict[str, Any], results: dict[str, Any]) -> dict[str, Any] | None:
@@ -165,11 +200,19 @@ def _on_same_pairs(model: dict[str, Any], own: dict[str, Any]) -> bool:
 def _beside(run: Run, kind: str, around: Path) -> dict[str, Any] | None:
     """The record of several runs of this recipe: what this run is one of, or what stands beside it."""
     for folder in (around, run.folder.with_name(f"{run.folder.name}-{kind}")):
-        record = folder / f"{kind}.json"
+        path = folder / f"{kind}.json"
         runs = sorted(folder.glob("seed-*" if kind == "seeds" else "full/seed-*"))
-        if record.is_file() and runs and _settings(load_recipe(runs[0] / "recipe.yaml")) == _settings(run.recipe):
-            return read_record(record)
+        if path.is_file() and runs and _settings(load_recipe(runs[0] / "recipe.yaml")) == _settings(run.recipe):
+            record = read_record(path)
+            if all(record["data"][key] == value for key, value in _checksums(run.manifest).items()):
+                return record
     return None
+
+
+def _checksums(manifest: dict[str, Any]) -> dict[str, str]:
+    """What identifies a run's data, as the records of several runs have it."""
+    pairs = {f"{split}_pairs_sha256": manifest[split]["pairs_sha256"] for split in ("dev", "test")}
+    return {"prepared_sha256": manifest["train"]["prepared_sha256"], **pairs}
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

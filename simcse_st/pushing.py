@@ -13,9 +13,10 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from simcse_st.card import CARD
-from simcse_st.errors import RunError
+from simcse_st.errors import InputError, RunError
 from simcse_st.folder import write_json, write_text
 from simcse_st.hub import (
+    HARMLESS,
     RETRIES,
     TIMEOUT,
     LocalFile,
@@ -28,7 +29,6 @@ from simcse_st.hub import (
     status_of,
 )
 from simcse_st.preflight import (
-    HARMLESS,
     Target,
     check_folder,
     check_metadata,
@@ -36,9 +36,10 @@ from simcse_st.preflight import (
     check_names,
     check_others,
     find_target,
+    load_pairs,
     look,
 )
-from simcse_st.publishing import PUSHED, Run, compose_card, load_run
+from simcse_st.publishing import PUSHED, Run, compose_card, load_run, read_pushes
 from simcse_st.tables import Table
 
 logger = logging.getLogger(__name__)
@@ -84,27 +85,51 @@ def push(
     run = load_run(run_folder)
     card = compose_card(run, repo_id)
     files = check_folder(run, card)
+    earlier = [] if dry_run else _earlier(run)
     api = connect(timeout)
+    pairs = load_pairs(run)
     with in_one_line(f"{repo_id}: nothing has been pushed"):
         target = find_target(api, repo_id, revision or "main", private, create_pr)
         check_metadata(card)
-        others = check_others(run, target, files)
-    check_model(run)
+        others = check_others(api, target, files)
+    check_model(run, pairs)
     changed = [name for name, file in files.items() if not file.is_at(target.files.get(name))]
     stale = [name for name in others if not HARMLESS.fullmatch(name)]
-    record = _record(run, target, files, [name for name in others if name not in stale])
+    record = _record(run, target, files)
     if dry_run:
         return {**record, "changed": changed, "deleted": stale}
     _write(run.model / CARD, card)
-    if changed or stale:
+    if changed or stale or not target.has_branch:
         record |= _upload(api, run, target, files, changed, stale, create_pr)
     else:
         logger.info("push     nothing has changed")
         record |= _made(api, target, str(target.head), None)
-    write_json(run.folder / PUSHED, record)
+    place = (record["repo"], record["revision"])
+    record["earlier"] = [push for push in earlier if (push["repo"], push["revision"]) != place]
+    try:
+        write_json(run.folder / PUSHED, record)
+    except OSError as error:
+        raise RunError(
+            f"{repo_id}: commit {record['commit']} is published, but {run.folder / PUSHED} cannot be written "
+            f"({error.strerror}): make it writable, and push again"
+        ) from error
     if verify:
         _verify(run, record, timeout)
     return {**record, "changed": changed, "deleted": stale}
+
+
+def _earlier(run: Run) -> list[dict[str, Any]]:
+    """What was pushed of the run before.
+
+    Raises:
+        InputError: The record is damaged, or the next one could not be written.
+    """
+    try:
+        (run.folder / ".writable").touch()
+        (run.folder / ".writable").unlink()
+    except OSError as error:
+        raise InputError(f"{run.folder}: {PUSHED} could not be written there: {error.strerror}") from None
+    return read_pushes(run.folder)
 
 
 def files_table(record: Mapping[str, Any]) -> Table:
@@ -119,7 +144,7 @@ def files_table(record: Mapping[str, Any]) -> Table:
     return Table(title, ["", "bytes", "", "SHA-256"], rows)
 
 
-def _record(run: Run, target: Target, files: Mapping[str, LocalFile], others: list[str]) -> dict[str, Any]:
+def _record(run: Run, target: Target, files: Mapping[str, LocalFile]) -> dict[str, Any]:
     return {
         "repo": target.repo_id,
         "revision": target.branch,
@@ -128,7 +153,6 @@ def _record(run: Run, target: Target, files: Mapping[str, LocalFile], others: li
         "url": None,
         "pull_request": None,
         "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in sorted(files.items())},
-        "other_files": sorted({".gitattributes", *others}),
         "stack": " -> ".join(run.results["modules"]),
         "weights_sha256": run.results["weights_sha256"],
         "scores": {split: run.results[split]["spearman"] for split in ("dev", "test")},
@@ -155,8 +179,11 @@ def _upload(
     with in_one_line(f"{target.repo_id}: nothing has been published"):
         if not target.exists:
             _create(api, target)
+            check_others(api, target, files)  # if someone else made it in between
         if not target.has_branch and not create_pr:
             patiently(api.create_branch, target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
+        if not changed and not stale:
+            return _made(api, target, str(target.head), None)
         additions = [CommitOperationAdd(name, run.model / name) for name in changed]
         # The large files first: without a commit they are not to be seen, and what has come need not be sent again.
         api.preupload_lfs_files(
@@ -260,7 +287,8 @@ def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> 
     url = f"{api.endpoint}/{target.repo_id}"
     place = f"{url}/discussions/{pull_request}" if pull_request else f"{url}/commit/{commit}"
     logger.info("push     %s", place)
-    return {"commit": commit, "url": place, "pull_request": pull_request}
+    of_request = {"revision": f"refs/pr/{pull_request}"} if pull_request else {}
+    return {"commit": commit, "url": place, "pull_request": pull_request, **of_request}
 
 
 def _verify(run: Run, record: Mapping[str, Any], timeout: float) -> None:
@@ -272,5 +300,5 @@ def _verify(run: Run, record: Mapping[str, Any], timeout: float) -> None:
     if subprocess.run(command, check=False).returncode:
         raise RunError(
             f"{record['repo']}: commit {record['commit']} is published, but not proven to be the model: see above, and "
-            f"verify it again by simcse-st verify {record['repo']} --run {run.folder}"
+            f"verify it again by simcse-st verify {record['repo']} --revision {record['revision']} --run {run.folder}"
         )

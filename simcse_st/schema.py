@@ -232,10 +232,12 @@ class CardSection(_Section):
     """Who made the model."""
     team: list[_Name] = []
     """Who did what for it, a line each."""
-    license: _Name | None = None
+    license: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
     """Its licence, as the hub names it, e.g. ``apache-2.0``."""
-    language: list[_Name] = ["en"]
-    """Of the training data, as ISO 639 codes."""
+    language: list[Annotated[str, Field(pattern=r"^([a-z]{2,3}(-[A-Za-z0-9]+)*|code|multilingual)$")]] = []
+    """Of the training data, as ISO 639 codes, e.g. ``en``."""
+    base_model: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """The hub id of the base, where ``model.base`` is a folder or a package."""
     notes: str = ""
     """A paragraph of your own, in Markdown."""
     examples: bool | None = None

@@ -64,9 +64,9 @@ def evaluation_tables(record: dict[str, Any]) -> list[Table]:
         title = "Spearman x100 of cosine similarity; alignment and uniformity: lower is better"
         tables.append(Table(title, ["", *heads], rows))
     tables += _sts_tables(models)
-    if "mteb" in models[0]["tasks"]:
+    if all("mteb" in model["tasks"] for model in models):
         tables.append(_mteb_table(models))
-    if "gold-scores" in models[0]["tasks"]:
+    if all("gold-scores" in model["tasks"] for model in models):
         tables.append(_gold_table(models))
     if len(models) == 1 and "mistakes" in models[0]["tasks"]:
         tables.append(_mistakes_table(models[0]))

@@ -167,7 +167,8 @@ def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
         return False
     if differing := differences(load_recipe(folder / MARK), recipe):
         raise InputError(f"--resume: {folder} is a run of another recipe: {', '.join(differing)}")
-    return (folder / "model" / CARD).is_file() and not (folder / "checkpoints").exists()
+    finished = all((folder / name).is_file() for name in ("results.json", f"model/{CARD}"))
+    return finished and not (folder / "checkpoints").exists()
 
 
 def _load_result(folder: Path, device: str) -> TrainResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,17 +16,28 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, snapshot_download
 from sentence_transformers import SentenceTransformer
 
-from simcse_st.card import CARD, PROOF
+from simcse_st.card import CARD, PROOF, read_proof
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.errors import InputError
-from simcse_st.evaluation import embed
-from simcse_st.hub import TIMEOUT, check_repo_id, connect, in_one_line, is_passing, local_file, patiently, remote_files
+from simcse_st.hub import (
+    HARMLESS,
+    TIMEOUT,
+    check_repo_id,
+    connect,
+    in_one_line,
+    is_passing,
+    local_file,
+    patiently,
+    remote_files,
+)
 from simcse_st.loading import describe_model
 from simcse_st.modeling import check_encoder, weights_sha256
 from simcse_st.preparing import source_of
-from simcse_st.publishing import PUSHED, load_run, read_record
+from simcse_st.publishing import PUSHED, load_run, read_pushes
 from simcse_st.recipe import PACKAGE_SCHEME, resolve
 from simcse_st.scoring import score_model
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4  # of Spearman x100
 
@@ -50,14 +62,24 @@ class Stated:
     Attributes:
         stack: Its modules.
         weights_sha256: The checksum of its weights.
+        files: The SHA-256 of its files, by their paths.
         score: Spearman x100 on the test pairs.
         test: That score's entry, with what the pairs are.
     """
 
     stack: str
     weights_sha256: str
+    files: dict[str, str]
     score: float
     test: EvalResult
+
+
+@dataclass(frozen=True)
+class Push:
+    """A record of a push, and the run folder that holds it."""
+
+    run: Path
+    record: dict[str, Any]
 
 
 def verify(
@@ -74,8 +96,8 @@ def verify(
 
     Args:
         repo_id: ``OWNER/NAME``.
-        revision: A commit, branch or tag; by default ``main``.
-        run: The run folder that it was pushed from; by default the one in ``runs`` whose ``push.json`` names it.
+        revision: A commit, branch or tag; by default ``main``, or where it was pushed to, if that is elsewhere alone.
+        run: The run folder that it was pushed from; by default those in ``runs`` whose ``push.json`` names it.
         test: Graded pairs of the card's test score; by default those that the run or the card names.
         timeout: Seconds to wait for the hub.
 
@@ -88,40 +110,51 @@ def verify(
     """
     check_repo_id(repo_id)
     api = connect(timeout)
-    pushed, folder = _pushed_from(repo_id, run)
+    pairs = load_graded_pairs(test) if test else None  # what cannot be read is known before anything is fetched
+    pushes = _pushes_to(repo_id, run)
+    here = [push for push in pushes if push.record["revision"] == (revision or "main")]
+    if not here and not revision:
+        here = pushes[:1]
+    if here and not revision:
+        revision = here[0].record["revision"]
     with in_one_line(f"{repo_id} cannot be found"):
         commit = str(patiently(api.model_info, repo_id, revision=revision).sha)
-    wanted = pushed["commit"] if pushed and not revision else commit
-    record = f", pushed from {folder}" if pushed else "; no push.json of it is here (--run names a run folder)"
-    yield Check("commit", commit == wanted, commit + (record if commit == wanted else f", but pushed was {wanted}"))
-    if commit != wanted:
+    pushed = next((push for push in pushes if push.record["commit"] == commit), None)
+    if here and not pushed:
+        told = f"{commit}, but pushed was {here[0].record['commit']}, from {here[0].run}: has someone pushed since?"
+        yield Check("commit", False, told)
         return
-    pushed = pushed if pushed and pushed["commit"] == commit else None
+    told = f"pushed from {pushed.run}" if pushed else f"no {PUSHED} of it is here (--run names a run folder)"
+    yield Check("commit", True, f"{commit}, {told}")
     with tempfile.TemporaryDirectory(prefix="simcse-st-") as empty:
         os.environ["HF_XET_CACHE"] = f"{empty}/xet"  # read by hf_xet at its first download
         with in_one_line(f"{repo_id} cannot be fetched"):
             remote = remote_files(api, repo_id, commit)
             copy = _fetch(repo_id, commit, f"{empty}/hub")
-            files = _check_files(copy, remote, pushed)
-        yield files
-        if not files.passed:
-            return
-        yield from _check_model(copy, pushed, folder, test)
+        stated = _read_card(copy / CARD)
+        yield (files := _check_files(copy, remote, stated, pushed.record if pushed else None))
+        if files.passed:
+            yield from _check_model(copy, stated, pushed, pairs)
 
 
-def _pushed_from(repo_id: str, run: str | Path | None) -> tuple[dict[str, Any] | None, Path | None]:
-    """The record of a push to this repository, and the run folder that it stands in."""
-    folders = [Path(run)] if run else [path.parent for path in Path("runs").glob(f"*/{PUSHED}")]
-    found = {}
-    for folder in folders:
-        record = read_record(folder / PUSHED)
-        if record.get("repo") == repo_id and "commit" in record:
-            found[folder] = record
-        elif run:
-            raise InputError(f"{folder / PUSHED} is about {record.get('repo')!r}, not about {repo_id!r}")
-    if len(found) > 1:
-        raise InputError(f"{repo_id} was pushed from {' and '.join(map(str, found))}: say which of them by --run")
-    return next(((record, folder) for folder, record in found.items()), (None, None))
+def _pushes_to(repo_id: str, run: str | Path | None) -> list[Push]:
+    """The records of pushes to this repository.
+
+    Raises:
+        InputError: The run that is named has none, or a damaged one.
+    """
+    if run:
+        found = [Push(Path(run), record) for record in read_pushes(Path(run)) if record["repo"] == repo_id]
+        if not found:
+            raise InputError(f"{Path(run) / PUSHED} knows of no push to {repo_id!r}")
+        return found
+    found = []
+    for path in sorted(path for depth in range(1, 4) for path in Path("runs").glob("*/" * depth + PUSHED)):
+        try:
+            found += [Push(path.parent, record) for record in read_pushes(path.parent) if record["repo"] == repo_id]
+        except InputError as error:
+            logger.warning("odd      %s", error)
+    return found
 
 
 def _fetch(repo_id: str, commit: str, cache: str) -> Path:
@@ -134,8 +167,8 @@ def _fetch(repo_id: str, commit: str, cache: str) -> Path:
         return Path(snapshot_download(repo_id, revision=commit, cache_dir=cache))
 
 
-def _check_files(copy: Path, remote: dict[str, Any], pushed: dict[str, Any] | None) -> Check:
-    """Whether what was fetched is what the hub says it has, and what was pushed."""
+def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, pushed: dict[str, Any] | None) -> Check:
+    """Whether what was fetched is what the hub says it has, what the card says, and what was pushed."""
     local = {path.relative_to(copy).as_posix(): local_file(path) for path in sorted(copy.rglob("*")) if path.is_file()}
     wrong = [f"{name} did not come" for name in remote.keys() - local.keys()]
     for name, file in local.items():
@@ -144,32 +177,31 @@ def _check_files(copy: Path, remote: dict[str, Any], pushed: dict[str, Any] | No
             wrong.append(f"{name} has {file.size:,} bytes here, {there.size:,} on the hub")
         elif not file.is_at(there):
             wrong.append(f"{name} is not what the hub's checksum says: damaged on its way, so verify again")
-    if pushed:
-        recorded = {name: entry["sha256"] for name, entry in pushed["files"].items()}
-        wrong += [f"{name} was pushed and is not there" for name in recorded.keys() - local.keys()]
-        changed = [name for name, file in local.items() if file.sha256 != recorded.get(name, file.sha256)]
-        wrong += [f"{name} is not the one that was pushed" for name in changed]
-        wrong += [f"{name} was not pushed" for name in local.keys() - recorded.keys() - set(pushed["other_files"])]
+    by_push = {name: entry["sha256"] for name, entry in pushed["files"].items()} if pushed else None
+    for source, said in ((PUSHED, by_push), ("the card", stated.files if stated else None)):
+        if said is not None:
+            wrong += [f"{name} is missing, which {source} names" for name in said.keys() - local.keys()]
+            changed = [name for name, file in local.items() if file.sha256 != said.get(name, file.sha256)]
+            wrong += [f"{name} is not the one that {source} names" for name in changed]
+            others = [name for name in local.keys() - said.keys() if name != CARD and not HARMLESS.fullmatch(name)]
+            wrong += [f"{name} is none of those that {source} names" for name in others]
     size = sum(file.size for file in local.values()) / 1e6
-    also = f", and those of {PUSHED}" if pushed else ""
+    also = "".join(f", {source}'s" for source, known in (("the card", stated), (PUSHED, pushed)) if known)
     right = f"{len(local)} files, {size:.1f} MB: sizes and checksums are the hub's{also}"
-    return Check("files", not wrong, "; ".join(sorted(wrong)) or right)
+    return Check("files", not wrong, "; ".join(dict.fromkeys(sorted(wrong))) or right)
 
 
-def _check_model(copy: Path, pushed: dict[str, Any] | None, run: Path | None, test: Source | None) -> Iterator[Check]:
+def _check_model(copy: Path, stated: Stated | None, pushed: Push | None, pairs: GradedPairs | None) -> Iterator[Check]:
     """What the card says, what loads, and what it scores."""
-    stated = _read_card(copy / CARD)
     if stated is None:
-        yield Check("card", False, f"{CARD} states no test score, or no stack and weights_sha256 under {PROOF}")
+        yield Check("card", False, f"{CARD} states no test score, or no stack, weights_sha256 and files under {PROOF}")
         return
     said = {"stack": stated.stack, "weights_sha256": stated.weights_sha256, "score": stated.score}
     finding = f"test {stated.score:.4f} on {stated.test.dataset_name}"
     if pushed:
-        as_pushed = said == {
-            **{key: pushed[key] for key in ("stack", "weights_sha256")},
-            "score": pushed["scores"]["test"],
-        }
-        yield Check("card", as_pushed, f"{finding}, {'' if as_pushed else 'not '}as in {PUSHED}")
+        record = pushed.record
+        recorded = {**{key: record[key] for key in ("stack", "weights_sha256")}, "score": record["scores"]["test"]}
+        yield Check("card", said == recorded, f"{finding}, {'' if said == recorded else 'not '}as in {PUSHED}")
     else:
         yield Check("card", True, finding)
     model, problem = _load(copy)
@@ -177,22 +209,23 @@ def _check_model(copy: Path, pushed: dict[str, Any] | None, run: Path | None, te
         yield Check("stack", False, problem)
         return
     stack = " -> ".join(describe_model(model)["modules"])
-    norms = torch.linalg.vector_norm(embed(model, ["A man is eating pasta.", "Someone is having a meal."]), dim=1)
-    unit = bool((norms - 1).abs().max() < 1e-5)
+    vectors = model.encode(["A man is eating pasta.", "Someone is having a meal."], convert_to_tensor=True)
+    unit = bool((torch.linalg.vector_norm(vectors.float(), dim=1) - 1).abs().max() < 1e-5)
     same = "as in the card" if stack == stated.stack else f"in the card {stated.stack}"
     yield Check("stack", stack == stated.stack and unit, f"{stack}, {same}; {'' if unit else 'not '}unit vectors")
     sha256 = weights_sha256(model)
     same = "as in the card" if sha256 == stated.weights_sha256 else f"in the card {stated.weights_sha256}"
     yield Check("weights", sha256 == stated.weights_sha256, f"SHA-256 {sha256}, {same}")
-    yield _check_score(stated, model, run, test)
+    yield _check_score(stated, model, pushed.run if pushed else None, pairs)
 
 
 def _read_card(path: Path) -> Stated | None:
     """What a card's metadata say, if they say all of it."""
     try:
         data = ModelCard(path.read_text("utf-8")).data
-        proof, test = data[PROOF], next(filter(_is_test, data["eval_results"]))
-        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), float(test.metric_value), test)
+        proof, test = read_proof(data) or {}, next(filter(_is_test, data["eval_results"]))
+        files = {str(name): str(sha256) for name, sha256 in proof["files"].items()}
+        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, float(test.metric_value), test)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return None
 
@@ -217,13 +250,11 @@ def _load(copy: Path) -> tuple[SentenceTransformer | None, str]:
     return model, ""
 
 
-def _check_score(stated: Stated, model: SentenceTransformer, run: Path | None, test: Source | None) -> Check:
-    pairs = load_graded_pairs(test or _source_of(stated.test, run))
+def _check_score(stated: Stated, model: SentenceTransformer, run: Path | None, pairs: GradedPairs | None) -> Check:
+    pairs = pairs or load_graded_pairs(_source_of(stated.test, run))
     found, wanted = pairs.facts["pairs_sha256"], (stated.test.dataset_args or {}).get("pairs_sha256")
     if found != wanted:
-        return Check(
-            "score", False, f"these {len(pairs):,} pairs are not those of the card (SHA-256 {found}, not {wanted})"
-        )
+        return Check("score", False, f"these {len(pairs):,} pairs (SHA-256 {found}) are not the card's ({wanted})")
     score = spearman(model, pairs)
     finding = f"Spearman x100 {score:.4f} on {len(pairs):,} test pairs, in the card {stated.score:.4f}"
     return Check("score", abs(score - stated.score) <= TOLERANCE, finding)

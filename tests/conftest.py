@@ -78,7 +78,13 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_recipe(tiny_data: Path, tiny_base: Path) -> Recipe:
     """Ten steps on the tiny data."""
     keys = {f"data.{split}": tiny_data / f"{split}.csv" for split in ("dev", "test")}
-    keys |= {"data.train": tiny_data / "train.jsonl", "model.base": tiny_base, "model.sha256": "null", "name": "tiny"}
+    keys |= {
+        "data.train": tiny_data / "train.jsonl",
+        "model.base": tiny_base,
+        "model.sha256": "null",
+        "name": "tiny",
+        "card.base_model": "null",
+    }
     keys |= {"training.batch_size": 8, "training.epochs": 2, "training.eval_steps": 3, "training.learning_rate": 0.001}
     return load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()])
 

@@ -15,6 +15,8 @@ from hub import Hub, serve
 
 HAS_XET = importlib.util.find_spec("hf_xet") is not None
 
+ALL = ["commit", "files", "card", "stack", "weights", "score"]  # what is verified
+
 PROGRAM = """
 import json, os, sys
 from simcse_st import InputError, RunError
@@ -67,10 +69,16 @@ class Publisher:
             file.unlink()
 
 
+def names(checks: Any) -> list[str]:
+    """The names of the checks, with a sign before those that failed."""
+    assert isinstance(checks, list), checks
+    return [name if passed else f"-{name}" for name, passed, _ in checks]
+
+
 def start(folder: Path, *, xet: bool) -> Iterator[Publisher]:
     """Starts hub and process, which has no folder ``runs``."""
     with serve(xet=xet) as hub:
-        environment = {**hub_environment(hub, folder / "home"), "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
+        environment = hub_environment(hub, folder / "home")
         if xet:
             del environment["HF_HUB_DISABLE_XET"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

@@ -23,7 +23,7 @@ from simcse_st.publishing import write_card
 HOSTILE = [
     "a | b | c", "two\nlines", "old\rends\r\n", "`code` ```fence```", "<b>bold</b> <script>alert(1)</script>", "# heading",
     "emoji 🧪 and 東京", "مرحبا بالعالم", "x" * 10_000, "[link](http://x.example) ![i](y)", "$math$ and ~~strike~~ __u__",
-    "--- \u2028 *** &amp; &#124; \\| trailing\\", "null\x00byte",
+    "--- \u2028 *** &amp; &#124; \\| trailing\\", "null\x00byte", "it's \"quoted\" &#x27;", "1. item", "\u202ebackwards",
 ]  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_the_card_s_own_keys(records: dict):
         "license": "apache-2.0",
         "language": ["en", "de"],
         "notes": "Made for *us*.",
-        "team": ["C. Collector, *data*", "D. | Developer"],
+        "team": ["C. Collector, *data*", "D. | Developer", "1. O'Neill"],
     }
     card = render_card(load_template(), **{**records, "recipe": {**records["recipe"], "card": own}})
     data = ModelCard(card).data
@@ -148,7 +148,10 @@ def test_the_metadata_are_those_of_sentence_transformers_own_cards(records: dict
     assert data["simcse_st"] == {
         "stack": "Transformer -> Pooling(cls) -> Normalize",
         "weights_sha256": records["results"]["weights_sha256"],
+        "files": records["results"]["files"],
     }
+    assert data["simcse_st"]["files"].keys() >= {"modules.json", "model.safetensors", "1_Pooling/config.json"}
+    assert "README.md" not in data["simcse_st"]["files"]
     assert data.eval_results[0].dataset_args == {
         "role": "dev",
         "pairs": 50,
@@ -312,6 +315,10 @@ def test_the_card_s_keys_are_changed_afterwards(records: dict, folder: Path, tmp
         ("seed=1", "--set seed=1: the run is made; only card.KEY=VALUE can be changed"),
         ("card.samples=true", "card.samples: no rows were recorded: it must be set before training"),
         ("card.licence=mit", "unknown key 'card.licence': did you mean 'card.license'"),
+        ("card.license=Apache 2.0", "card.license: "),
+        ("card.language=[english]", "card.language"),
+        ("card.notes='a <!-- b'", "card.notes: a comment <!-- is not closed by -->"),
+        ('card.notes="a\\n```\\nb"', "card.notes: a code block is not closed"),
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
             write_card(run, [override])
@@ -332,7 +339,7 @@ def test_sentences_of_any_kind_are_shown_and_break_nothing(text: str, records: d
         assert row[:2] == ["0.5", "0.90"]
         assert len(row) == 4
         shown = row[2].strip("\u2068\u2069")
-        expected = " ".join(text.replace("\x00", " ").replace("\u2028", " ").split())
+        expected = " ".join(re.sub("[\x00\u2028\u202e]", " ", text).split())
         assert shown == (expected if len(expected) <= 160 else f"{expected[:157]}...")
     assert "<script>" not in card
     assert ModelCard(card).data.model_name == "tiny"
@@ -355,7 +362,7 @@ def test_the_card_is_written_again_from_the_records(records: dict, folder: Path,
     with pytest.raises(InputError, match="its records do not make a card|results.json"):
         write_card(run)
     (run / "results.json").unlink()
-    with pytest.raises(InputError, match="results.json: cannot be read as a record"):
+    with pytest.raises(InputError, match="is of a run that did not end"):
         write_card(run)
     with pytest.raises(InputError, match="nowhere is no folder of a finished run"):
         write_card(tmp_path / "nowhere")

@@ -159,6 +159,25 @@ def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
     assert "there is no folder './nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"overrides": ["seed=1"]}, True),
+        ({"base": "bert-base-uncased"}, False),
+        ({"data": "pairs.jsonl"}, False),
+        ({"overrides": ["data.train=pairs.jsonl"]}, False),
+        ({"overrides": ["model.base=bert-base-uncased"]}, False),
+    ],
+)
+def test_a_licence_is_of_the_recipe_s_own_base_and_data(options: dict, kept: bool):
+    recipe = cli._load_recipe("quickstart", **{"base": None, "data": None, "overrides": None, **options})
+    assert (recipe.card.license == "apache-2.0") == kept
+    chosen = [*options.pop("overrides", []), "card.license=mit"]
+    again = cli._load_recipe("quickstart", **{"base": None, "data": None, **options, "overrides": chosen})
+    assert again.card.license == "mit"
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     assert run(["--debug", "train", "none.yaml"], monkeypatch) == 2
     assert "Traceback" in capsys.readouterr().err

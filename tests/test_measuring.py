@@ -106,6 +106,18 @@ def test_changed_weights_or_another_pooling_are_scored_anew(tiny_run: Path, tmp_
     ]
 
 
+def test_models_that_were_measured_by_different_tasks_stand_in_one_table(
+    tiny_run: Path, tiny_base: Path, tiny_data: Path, tmp_path: Path
+):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)  # whose evaluation.json has all tasks on dev
+    record = evaluate([run, f"{tiny_base}:mean"], tasks="dev,test", output=run)
+    assert "gold-scores" in record["models"][0]["tasks"]
+    assert "gold-scores" not in record["models"][1]["tasks"]
+    (table,) = evaluation_tables(record)
+    assert [row[0] for row in table.rows] == [model["name"] for model in record["models"]]
+
+
 def test_tasks_may_be_run_one_after_the_other(tiny_run: Path, tiny_data: Path, tmp_path: Path):
     evaluate([str(tiny_run)], tasks=["geometry"], output=tmp_path)
     record = evaluate([str(tiny_run)], tasks=["retrieval", "test"], output=tmp_path)

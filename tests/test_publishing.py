@@ -58,7 +58,7 @@ def test_a_published_copy_that_is_not_proven_fails_the_push(hub: Hub, run: Path,
     commit = json.loads((run / "push.json").read_text())["commit"]
     assert pushed.stderr.splitlines()[-1] == (
         f"simcse-st: alice/m: commit {commit} is published, but not proven to be the model: see above, and verify it again by "
-        f"simcse-st verify alice/m --run {run}"
+        f"simcse-st verify alice/m --revision main --run {run}"
     )
     again = simcse_st("push", run, "alice/m", hub=hub, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

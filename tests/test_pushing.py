@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hub import Hub
-from publisher import Publisher
+from publisher import ALL, Publisher, names
+from simcse_st import load_recipe
 
 
 def commits(hub: Hub, repo_id: str = "alice/m", branch: str = "main") -> int:
@@ -193,18 +194,31 @@ def test_a_folder_that_is_not_the_measured_model_is_not_pushed(publisher: Publis
     results = (run / "results.json").read_text()
     score = json.loads(results)["test"]["spearman"]
     (run / "results.json").write_text(results.replace(str(score), str(score + 0.001)))
-    refused(f"scores {score:.4f} on test, but results.json says {score + 0.001:.4f}: not published")
+    refused(f"test spearman is {score:.4f}, recorded {score + 0.001:.4f}: not published")
+    for key in ("dev", "test"):
+        wrong = json.loads(results)
+        wrong[key]["pearson"] = float("nan")
+        (run / "results.json").write_text(json.dumps(wrong))
+        refused(f"{key} pearson is ")
     (run / "results.json").write_text(results)
+    evaluation = (run / "evaluation.json").read_text()
+    wrong = json.loads(evaluation)
+    wrong["models"][0]["tasks"]["geometry"]["uniformity"] -= 0.001
+    (run / "evaluation.json").write_text(json.dumps(wrong))
+    refused("geometry uniformity is ")
+    (run / "evaluation.json").write_text(evaluation)
 
     recipe = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(recipe.replace("license: mit", "license: null"))
     refused(
         f"card.license is not set, and a model without a licence may be used by nobody: choose one, e.g. simcse-st card {run}"
     )
-    (run / "recipe.yaml").write_text(recipe.replace("notes: ''", f"notes: It lies in {run}/model."))
-    refused(f"the card names a folder of this machine, {run.parent}") if run.parent == Path.cwd() else refused(
-        "the card names a folder of this machine"
-    )
+    data = Path(str(load_recipe(run / "recipe.yaml").data.train)).parent
+    for place in (f"{run}/model.", f"`{run}`", f"file://{run.parent},", f"{data}.", f"{Path.home()}", "/usr/bin/env"):
+        (run / "recipe.yaml").write_text(recipe.replace("notes: ''", f"notes: 'It lies in {place}'"))
+        refused("the card names a place on this machine, /")
+    (run / "recipe.yaml").write_text(recipe.replace("notes: ''", "notes: 'hf_alice'"))
+    refused("the card holds the token of this machine")
     (run / "recipe.yaml").write_text(recipe)
     refused("nowhere is no folder of a finished run", tmp_path / "nowhere")
     assert not publisher.hub.repos
@@ -221,18 +235,34 @@ def test_what_else_a_repository_holds(publisher: Publisher, run: Path):
     )
     hub.repos.clear()
     hub.add_repo("model", "alice/m", {"LICENSE": b"MIT\n"})
-    assert "LICENSE" in publisher(run_folder=str(run), repo_id="alice/m")["other_files"]
+    assert isinstance(publisher("alice/m", run_folder=str(run)), dict)
     assert published(hub)["LICENSE"] == b"MIT\n"
-    # What an earlier push brought and this one does not have goes, in the same commit.
+    # What an earlier model of this package brought and this one does not have goes, in the same commit.
     hub.add_repo("model", "alice/m", {"2_Dense/model.safetensors": b"old"})
-    record = json.loads((run / "push.json").read_text())
-    record["files"]["2_Dense/model.safetensors"] = {"size": 3, "sha256": "0"}
-    (run / "push.json").write_text(json.dumps(record))
     change_card(run)
+    assert "holds files of something else: 2_Dense/model.safetensors" in publisher("alice/m", run_folder=str(run))
+    card = published(hub)["README.md"].replace(b"  files:\n", b"  files:\n    2_Dense/model.safetensors: '0'\n")
+    hub.add_repo("model", "alice/m", {"README.md": card})
+    (run / "push.json").unlink()
     answer = publisher(run_folder=str(run), repo_id="alice/m")
     assert (answer["changed"], answer["deleted"]) == (["README.md"], ["2_Dense/model.safetensors"])
     assert "2_Dense/model.safetensors" not in published(hub)
-    assert commits(hub) == 4
+    assert commits(hub) == 5
+
+
+def test_a_damaged_record_is_named(publisher: Publisher, run: Path):
+    assert isinstance(publisher("alice/m", run_folder=str(run)), dict)
+    record = (run / "push.json").read_text()
+    for damage in (
+        "{",
+        "{}",
+        record.replace('"earlier"', '"later"'),
+        record.replace('"repo": "alice/m"', '"repo": null'),
+    ):
+        (run / "push.json").write_text(damage)
+        answer = publisher("alice/m", run_folder=str(run))
+        assert answer.startswith(f"InputError: {run}/push.json is damaged ("), answer
+        assert answer.endswith("): delete it; the next push writes it anew")
 
 
 def test_a_dry_run_changes_nothing(publisher: Publisher, run: Path):
@@ -257,20 +287,41 @@ def test_branches_private_repositories_and_pull_requests(publisher: Publisher, r
     assert publisher(run_folder=folder, repo_id="alice/p")["private"]
 
     assert publisher(run_folder=folder, repo_id="alice/p", revision="next")["changed"] == []
+    assert hub.repos["model", "alice/p"].refs["next"] == hub.repos["model", "alice/p"].refs["main"]
     hub.add_repo("model", "alice/b", {"README.md": b"old\n"})
-    answer = publisher(run_folder=folder, repo_id="alice/b", revision="next")
-    assert answer["revision"] == "next"
-    assert is_the_model(hub, run, "alice/b", "next")
+    hub.repos["model", "alice/b"].tags["v1"] = hub.repos["model", "alice/b"].refs["main"]
+    for branch in ("next", "v1"):  # a tag of that name is no branch
+        answer = publisher(run_folder=folder, repo_id="alice/b", revision=branch)
+        assert answer["revision"] == branch
+        assert is_the_model(hub, run, "alice/b", branch)
     assert published(hub, "alice/b")["README.md"] == b"old\n"
+    # Each place's last push is kept.
+    record = json.loads((run / "push.json").read_text())
+    places = [(push["repo"], push["revision"]) for push in [record, *record["earlier"]]]
+    assert places == [("alice/b", "v1"), ("alice/b", "next"), ("alice/p", "next"), ("alice/p", "main")]
 
-    hub.fault("reset_after", path="/commit/main", skip=0)
-    first = publisher(run_folder=folder, repo_id="alice/b", create_pr=True)
-    assert first["pull_request"] == 1
-    assert first["url"].endswith("/alice/b/discussions/1")
-    assert publisher(run_folder=folder, repo_id="alice/b", create_pr=True)["pull_request"] == 1
-    assert hub.repos["model", "alice/b"].pulls.keys() == {1}
-    assert is_the_model(hub, run, "alice/b", "refs/pr/1")
-    assert published(hub, "alice/b")["README.md"] == b"old\n"
+
+def test_pull_requests(publisher: Publisher, run: Path):
+    hub, folder = publisher.hub, str(run)
+    hub.add_repo("model", "bob/b", {"README.md": b"old\n"}, user="bob")
+
+    def request() -> int:
+        answer = publisher(run_folder=folder, repo_id="bob/b", create_pr=True)  # of alice, who may not write there
+        assert isinstance(answer, dict), answer
+        assert answer["url"].endswith(f"/bob/b/discussions/{answer['pull_request']}")
+        assert answer["revision"] == f"refs/pr/{answer['pull_request']}"
+        return answer["pull_request"]
+
+    hub.fault("reset_after", path="/commit/main")
+    assert request() == 1
+    assert request() == 1  # the same is not asked for twice
+    repo = hub.repos["model", "bob/b"]
+    assert repo.pulls.keys() == {1}
+    assert is_the_model(hub, run, "bob/b", "refs/pr/1")
+    repo.closed.add(1)
+    assert request() == 2
+    assert published(hub, "bob/b")["README.md"] == b"old\n"
+    assert names(publisher("bob/b", run=folder)) == ALL  # where it was pushed to
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from transformers import TrainerState
 
 from helpers import sentences
 from simcse_st import (
@@ -159,7 +160,7 @@ def test_a_score_that_is_no_number_ends_the_run(tiny_base: Path, tmp_path: Path)
 def test_a_metric_that_does_not_exist_is_noticed_before_the_first_step(tiny_base: Path, tmp_path: Path):
     callback = STSCallback(lambda _: {"spearman": 1.0}, tmp_path / "best", eval_steps=1, metric="spearmen")
     with pytest.raises(InputError, match="no metric 'spearmen': did you mean 'spearman'?"):
-        callback.on_train_begin(None, None, None, model=None)  # type: ignore[arg-type]
+        callback.on_train_begin(None, TrainerState(), None, model=None)  # type: ignore[arg-type]
 
 
 def test_weights_that_are_not_the_scored_ones_are_an_error(tiny_base: Path, tmp_path: Path):

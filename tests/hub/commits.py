@@ -72,6 +72,7 @@ class Repo:
     refs: dict[str, str] = field(default_factory=dict)  # branches, and refs/pr/N
     tags: dict[str, str] = field(default_factory=dict)
     pulls: dict[int, str] = field(default_factory=dict)  # titles
+    closed: set[int] = field(default_factory=set)  # those of them that are not open any more
     created: str = field(default_factory=now)
 
     @property

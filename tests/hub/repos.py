@@ -226,7 +226,7 @@ def pull_request(hub: Hub, request: Request, repo: Repo, number: str) -> Reply:
             "num": int(number),
             "author": {"name": request.account.user if request.account else None},
             "createdAt": repo.created,
-            "status": "draft",
+            "status": "closed" if int(number) in repo.closed else "draft",
             "repo": {"name": repo.id, "type": repo.type},
             "isPullRequest": True,
             "filesWithConflicts": [],

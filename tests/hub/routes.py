@@ -94,4 +94,10 @@ def call(chosen: Route, hub: Hub, request: Request, match: re.Match[str]) -> Rep
         type_, id_ = names.pop("type_", "model"), names.pop("id_")
         if chosen.access is None:
             return chosen.endpoint(hub, request, type_, id_)
+        if request.flag("create_pr") or chosen.endpoint is repos.open_pull_request:
+            # Whoever may read may ask for a change, but must be known.
+            repo = hub.find_repo(type_, id_, request.account, Access.READ)
+            if request.account is None or request.account.role == "read":
+                raise HubError(403, "Forbidden: you must use a write token to open a pull request.")
+            return chosen.endpoint(hub, request, repo, **names)
         return chosen.endpoint(hub, request, hub.find_repo(type_, id_, request.account, chosen.access), **names)

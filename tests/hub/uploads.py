@@ -93,7 +93,10 @@ def lfs_batch(hub: Hub, request: Request, type_: str, id_: str) -> Reply:
     """Where to upload or download each LFS object."""
     batch = request.json()
     upload = batch["operation"] == "upload"
-    hub.find_repo(type_, id_, request.account, Access.WRITE if upload else Access.READ)
+    # Objects are not to be seen without a commit, so that whoever may ask for a change may upload them.
+    hub.find_repo(type_, id_, request.account, Access.READ)
+    if upload and (request.account is None or request.account.role == "read"):
+        raise HubError(403, "Forbidden: you must use a write token to upload.")
     action = upload_action if upload else download_action
     objects = [{**wanted, **action(hub, wanted, batch["transfers"])} for wanted in batch["objects"]]
     in_parts = any("chunk_size" in answer.get("actions", {}).get("upload", {}).get("header", {}) for answer in objects)
