@@ -52,7 +52,8 @@ def test_seeds_are_run_once_each_and_summed_up(short: Recipe, tmp_path: Path):
     assert [row[0] for row in table.rows] == ["1", "2", "3", "mean ± standard deviation"]
     assert table.rows[-1][3] == f"{again['test']['mean']:.2f} ± {again['test']['sd']:.2f}"
     with pytest.raises(InputError, match="seed-1 holds a run of another recipe"):
-        train_seeds(short.model_copy(update={"description": "other"}), [1], tmp_path / "seeds")
+        other = short.loss.model_copy(update={"temperature": 0.1})
+        train_seeds(short.model_copy(update={"loss": other}), [1], tmp_path / "seeds")
 
 
 def test_an_ablation_compares_runs_that_differ_in_one_key(short: Recipe, tmp_path: Path):
