@@ -51,8 +51,8 @@ def test_seeds_are_run_once_each_and_summed_up(short: Recipe, tmp_path: Path):
     table = seeds_table(again)
     assert [row[0] for row in table.rows] == ["1", "2", "3", "mean ± standard deviation"]
     assert table.rows[-1][3] == f"{again['test']['mean']:.2f} ± {again['test']['sd']:.2f}"
+    other = short.loss.model_copy(update={"temperature": 0.1})
     with pytest.raises(InputError, match="seed-1 holds a run of another recipe"):
-        other = short.loss.model_copy(update={"temperature": 0.1})
         train_seeds(short.model_copy(update={"loss": other}), [1], tmp_path / "seeds")
 
 

@@ -11,6 +11,8 @@ they take turns, so that what else the machine does meets all of them; a figure 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -97,6 +99,7 @@ def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: st
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
             seed=1,
         )
         trainer = kind(model=model, args=args, train_dataset=data, loss=loss(model), callbacks=[clock], **options)
@@ -106,19 +109,25 @@ def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: st
         return SimCSECollator(model.preprocess, max_length=32)
 
     whole = 3 * arguments.batch
+
+    def chunked(size: int) -> tuple[Any, Clock, Tokens]:
+        return made(SimCSETrainer, lambda model: SimCSELoss(model, chunk_size=size), collator)
+
     return {
         "this package": made(SimCSETrainer, SimCSELoss, collator),
+        **{f"chunks of {size}": chunked(size) for size in arguments.chunks},
         "stock trainer": made(
             SentenceTransformerTrainer, lambda model: MultipleNegativesRankingLoss(model, scale=20), None
         ),
-        "one padded pass": made(SimCSETrainer, lambda model: SimCSELoss(model, chunk_size=whole), collator),
+        "one padded pass": chunked(whole),
     }
 
 
 def turn(trainer: Any, clock: Clock) -> float:
     """Trains once; gives the seconds a step."""
     clock.ends.clear()
-    trainer.train()
+    with contextlib.redirect_stdout(io.StringIO()):  # of the trainer's own summary
+        trainer.train()
     ends = clock.ends[WARM_UP - 1 :]
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -139,13 +148,15 @@ def profile(trainer: Any, clock: Clock, tokens: Tokens, seconds: float) -> None:
     tokens.computed = tokens.useful = 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         trainer.train()
-    steps = len(clock.ends) - len(clock.ends) // 2 if len(clock.ends) > trainer.args.max_steps else len(clock.ends)
+    steps = trainer.args.max_steps
     spent: dict[str, float] = defaultdict(float)
     for event in found.key_averages():
         name = event.key.removeprefix("aten::")
         kind = next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "other operations")
         if event.key.startswith("aten::"):
             spent[kind] += event.self_cpu_time_total / 1e6
+    # Of a step without the profiler, which makes Python slower than it is.
+    spent["Python, tokenisation, waiting"] = max(0.0, seconds * steps - sum(spent.values()))
     total = sum(spent.values())
     for kind, value in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"  {kind:28} {value / total:6.1%}")
@@ -164,6 +175,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn that count")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunks", type=int, nargs="*", default=[], help="other sizes of a forward pass to compare")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--attention", choices=["eager", "sdpa", "flash_attention_2"])
     parser.add_argument("--profile", action="store_true")
