@@ -124,18 +124,19 @@ def test_the_quickstart_published_is_the_quickstart(way: str, quickstart: tuple[
         proof = process("-m", "simcse_st", "push", "runs/quickstart", "alice/simcse")
         assert proof.count("ok    ") == 6
         assert process("-m", "simcse_st", "verify", "alice/simcse", home="other") == proof
-        # As a stranger: the quickstart's test pairs come with the package.
-        (folder / "push.json").rename(tmp_path / "push.json")
-        assert process("-m", "simcse_st", "verify", "alice/simcse", home="third").count("ok    ") == 6
         process("-c", LOAD, "alice/simcse", str(tmp_path / "hub.npy"), home="empty")
         process("-c", LOAD, str(folder / "model"), str(tmp_path / "here.npy"))
         stored = hub.repos["model", "alice/simcse"].at("main").tree["model.safetensors"]
         assert (stored.xet is not None) == (way == "xet")
         assert hub.repos["model", "alice/simcse"].at("main").parent  # the first commit, and this one
-        # The card's usage runs as printed.
-        card = (folder / "model" / "README.md").read_text()
-        printed = process("-c", card.partition("```python\n")[2].partition("```")[0], home="empty")
-        assert printed.startswith("tensor([[1.0000, ")
+        if way == "lfs":
+            # For a stranger, too: the quickstart's test pairs come with the package.
+            (folder / "push.json").rename(tmp_path / "push.json")
+            assert process("-m", "simcse_st", "verify", "alice/simcse", home="third").count("ok    ") == 6
+            # The card's usage runs as printed.
+            card = (folder / "model" / "README.md").read_text()
+            printed = process("-c", card.partition("```python\n")[2].partition("```")[0], home="empty")
+            assert printed.startswith("tensor([[1.0000, ")
     published, here = np.load(tmp_path / "hub.npy"), np.load(tmp_path / "here.npy")
     assert published.shape == (4, 384)
     assert published.tobytes() == here.tobytes()
