@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from sentence_transformers.util import all_gather, all_gather_with_grad
@@ -61,6 +63,41 @@ class BatchFacts:
     def summary(self) -> dict[str, Any]:
         """The counts, with the mean number of negatives that an anchor saw."""
         return {**asdict(self), "mean_negatives": self.negatives / self.anchors if self.anchors else None}
+
+
+def chunk_ranges(lengths: Sequence[int], chunks: int) -> list[tuple[int, int]]:
+    """Cuts sentences that are sorted by length into chunks that compute the fewest tokens, padding included.
+
+    A cut within sentences of one length can be moved to their beginning at no cost, so only cuts between lengths are
+    looked at. With the best cuts before each of these, those of one chunk more follow.
+
+    Args:
+        lengths: Tokens of each sentence, longest first.
+        chunks: How many chunks at most.
+
+    Returns:
+        Where each chunk begins and ends.
+    """
+    length = np.asarray(lengths)
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(length)) + 1, [len(length)]])
+    # Tokens of one chunk from one edge to another, which goes by its first sentence; none goes backwards.
+    tokens = (edges[None, :] - edges[:-1, None]) * length[edges[:-1], None].astype(float)
+    tokens[tokens <= 0] = np.inf
+    fewest, cuts = np.concatenate([[0.0], np.full(len(edges) - 1, np.inf)]), []
+    best_end, best_count = np.inf, 0
+    for count in range(1, min(chunks, len(edges) - 1) + 1):
+        totals = fewest[:-1, None] + tokens
+        cuts.append(totals.argmin(axis=0))
+        fewest = totals.min(axis=0)
+        fewest[0] = np.inf
+        if fewest[-1] < best_end:
+            best_end, best_count = fewest[-1], count
+    ranges, end = [], len(edges) - 1
+    for count in reversed(range(best_count)):
+        begin = int(cuts[count][end])
+        ranges.append((int(edges[begin]), int(edges[end])))
+        end = begin
+    return ranges[::-1]
 
 
 def false_negatives(local: Tensor, all_rows: Tensor, target: Tensor) -> Tensor:

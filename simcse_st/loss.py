@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
-from simcse_st.batch import BatchFacts, columns_layout, count_rows, false_negatives, gather_rows
+from simcse_st.batch import BatchFacts, chunk_ranges, columns_layout, count_rows, false_negatives, gather_rows
 from simcse_st.mlm import MaskedLanguageModel
 
 # Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
@@ -64,9 +64,9 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         mini_batch_size: Turns gradient caching on: so many sentences are encoded at a time, and their activations
             do not outlive them, so that memory depends on this and not on the batch. Encodes everything twice.
         mini_batch_num_tokens: The same by tokens: as many sentences at a time as have so many together.
-        chunk_size: Without gradient caching, the sentences of one forward pass. By default 32 on a CPU, where
-            sentences of equal length together save padding, and the whole batch elsewhere. The loss is the same, up
-            to dropout's draws.
+        chunk_size: Without gradient caching, the sentences of one forward pass. By default the whole batch on a GPU;
+            on a CPU as many passes as 32 would make, cut where they save most padding. The loss is the same, up to
+            dropout's draws.
 
     Inputs:
         ======================================================  ======
@@ -129,8 +129,9 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
         self.mini_batch_num_tokens = mini_batch_num_tokens
         # CachedLossMixin cuts batches by these two, whether or not gradients are cached.
-        default_chunk = CPU_CHUNK_SIZE if model.device.type == "cpu" else sys.maxsize
-        self.mini_batch_size = mini_batch_size or chunk_size or default_chunk
+        on_cpu = model.device.type == "cpu"
+        self.mini_batch_size = mini_batch_size or chunk_size or (CPU_CHUNK_SIZE if on_cpu else sys.maxsize)
+        self._saves_padding = on_cpu and chunk_size is None
         # In a tuple, since it is a module of the model and not of this loss.
         self._before_head = ([module for module in model if not isinstance(module, Normalize)][-1],)
         self.head = _head(self._before_head[0], model.device) if train_only_head else None
@@ -175,7 +176,12 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache:
             return self.forward_cached(features, layout)
         reps = [
-            [chunk for chunk, _ in self.embed_minibatch_iter(feature, with_grad=True, copy_random_state=False)]
+            [
+                chunk
+                for chunk, _ in self.embed_minibatch_iter(
+                    feature, with_grad=True, copy_random_state=False, ranges=self._chunks(feature)
+                )
+            ]
             for feature in features
         ]
         loss = self.calculate_loss(reps, layout)
@@ -183,6 +189,13 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             terms = [self.mlm(feature) for feature in features]
             loss = loss + self.mlm_weight * torch.stack(terms).mean()
         return loss
+
+    def _chunks(self, feature: dict[str, Tensor]) -> list[tuple[int, int]] | None:
+        """Where to cut a batch of :class:`SimCSECollator`, if that saves padding; else chunks of one size."""
+        mask = feature.get("attention_mask")
+        if not self._saves_padding or "role" not in feature or mask is None or mask.ndim != 2:
+            return None
+        return chunk_ranges(mask.sum(dim=1).tolist(), -(-len(mask) // self.mini_batch_size))
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False

@@ -182,8 +182,9 @@ class LossSection(_Section):
     mini_batch_num_tokens: int | None = Field(default=None, gt=0)
     """The same, counted in tokens."""
     chunk_size: int | None = Field(default=None, gt=0)
-    """Sentences of one forward pass, sorted by length so that little is padded. By default 32 on a CPU and the whole
-    batch on a GPU. Changes speed, and not the loss but for dropout's draws."""
+    """Sentences of one forward pass, sorted by length so that little is padded. By default the whole batch on a GPU; on
+    a CPU as many passes as 32 would make, cut where they save most. Changes speed, and not the loss but for dropout's
+    draws."""
 
 
 class TrainingSection(_Section):

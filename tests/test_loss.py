@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from helpers import collect, gradients, sentences
 from simcse_st import SimCSECollator, SimCSELoss
+from simcse_st.batch import chunk_ranges
 
 COUNTS = {
     "pairs only": [0, 0, 0, 0, 0],
@@ -147,6 +150,44 @@ def test_what_stands_for_a_missing_negative_changes_nothing(missing: object, tin
     loss = SimCSELoss(tiny_model)
     assert len(batch["sentence_input_ids"]) == 9
     assert loss(collect(batch)).item() == pytest.approx(loss(collect(expected)).item(), abs=1e-6)
+
+
+def test_chunks_are_cut_where_the_fewest_tokens_are_computed():
+    draw = random.Random(0)
+    for _ in range(200):
+        lengths = sorted(draw.choices(range(1, 9), k=draw.randint(1, 9)), reverse=True)
+        chunks = draw.randint(1, 5)
+        ranges = chunk_ranges(lengths, chunks)
+        assert [place for begin, end in ranges for place in range(begin, end)] == list(range(len(lengths)))
+        assert len(ranges) <= chunks
+        tokens = sum(lengths[begin] * (end - begin) for begin, end in ranges)
+        every = (  # all ways of cutting
+            [0, *cuts, len(lengths)]
+            for count in range(min(chunks, len(lengths)))
+            for cuts in itertools.combinations(range(1, len(lengths)), count)
+        )
+        assert tokens == min(
+            sum(lengths[begin] * (end - begin) for begin, end in itertools.pairwise(edges)) for edges in every
+        )
+
+
+def test_on_a_cpu_chunks_go_by_length(tiny_model: SentenceTransformer):
+    """Of 40 rows, three sentences each, four passes: those that compute the fewest tokens."""
+    texts = sentences(120)
+    rows = [{"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80]} for i in range(40)]
+    features = collect(SimCSECollator(tiny_model.preprocess)(rows))
+    seen: list[tuple[int, int]] = []
+    hook = tiny_model[0].register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0]["input_ids"].shape)))
+    SimCSELoss(tiny_model)(features)
+    fixed = SimCSELoss(tiny_model, chunk_size=32)
+    own, seen = list(seen), []
+    tiny_model[0].register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0]["input_ids"].shape)))
+    hook.remove()
+    fixed(features)
+    assert [size for size, _ in seen] == [32, 32, 32, 24]
+    assert len(own) == 4
+    assert sum(size for size, _ in own) == 120
+    assert sum(size * width for size, width in own) < sum(size * width for size, width in seen)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, None, 1000])
