@@ -162,8 +162,9 @@ def read_pushes(folder: Path) -> list[dict[str, Any]]:
         for push in pushes:
             texts = [push[key] for key in ("repo", "revision", "commit", "stack", "weights_sha256")]
             checksums = [entry["sha256"] for entry in push["files"].values()]
-            if not all(isinstance(text, str) for text in texts + checksums) or not float(push["scores"]["test"]):
-                raise ValueError("a text or a score is none")
+            float(push["scores"]["test"])
+            if not all(isinstance(text, str) for text in texts + checksums):
+                raise ValueError("a text is none")
         return pushes
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): delete it; the next push writes it anew") from None

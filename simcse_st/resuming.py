@@ -116,8 +116,9 @@ class CheckpointCallback(TrainerCallback):
             torch.distributed.barrier()  # each process has written its own random state
         if state.is_world_process_zero:
             folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            for path in folder.rglob("*"):
-                _flush(path)
+            for whole in (folder, *([] if self.best.best_step is None else [self.best.kept])):
+                for path in (*whole.rglob("*"), whole):
+                    _flush(path)
             record = {
                 "step": state.global_step,
                 "total_steps": state.max_steps,
@@ -126,7 +127,8 @@ class CheckpointCallback(TrainerCallback):
                 "train_seconds": self.train_seconds(),
             }
             write_json(folder / _COMPLETE, record)
-            _flush(folder / _COMPLETE)
+            for path in (folder / _COMPLETE, folder, folder.parent):
+                _flush(path)
             for other in folder.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
                 if other != folder:
                     shutil.rmtree(other, ignore_errors=True)

@@ -24,7 +24,7 @@ from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import CARD, load_template
 from simcse_st.collator import SimCSECollator
 from simcse_st.data import file_sha256
-from simcse_st.environment import describe_environment
+from simcse_st.environment import describe_environment, package_versions
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.folder import MARK, check_folder, make_folder, write_json
@@ -83,7 +83,7 @@ def train(
         check_folder(folder, overwrite or resume)
     load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
-    checkpoint = _checkpoint_of(folder, inputs.manifest) if resume else None
+    checkpoint = _checkpoint_of(folder, inputs.manifest, process.num_processes) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
@@ -176,11 +176,11 @@ def _load_result(folder: Path, device: str) -> TrainResult:
     return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
 
 
-def _checkpoint_of(folder: Path, manifest: dict[str, Any]) -> Checkpoint | None:
+def _checkpoint_of(folder: Path, manifest: dict[str, Any], processes: int) -> Checkpoint | None:
     """The checkpoint to go on from.
 
     Raises:
-        InputError: The data have changed since.
+        InputError: The data have changed since, or other processes would share the batches.
     """
     checkpoint = latest_checkpoint(folder / "checkpoints")
     if checkpoint is None:
@@ -192,6 +192,11 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any]) -> Checkpoint | None:
             raise InputError(
                 f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
             )
+    environment = json.loads((folder / "environment.json").read_text("utf-8"))
+    if environment["devices"] != processes:
+        raise InputError(f"--resume: {folder} was begun with {environment['devices']} processes, not {processes}")
+    if environment["packages"] != package_versions():
+        logger.warning("odd      %s was begun with other versions of the libraries: the result may differ", folder)
     logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
     return checkpoint
 
@@ -222,7 +227,7 @@ def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:
 
 def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
     """Gives the number of masked cells since it was last asked."""
-    before = 0
+    before = loss.seen.masked_cells  # of a resumed run, what it had seen
 
     def facts() -> dict[str, int]:
         nonlocal before

@@ -25,11 +25,15 @@ SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
 
 
 @pytest.fixture
-def recipe(tiny_recipe: Recipe) -> Recipe:
+def recipe(tiny_recipe: Recipe, tmp_path: Path) -> Recipe:
     """Fifteen steps in three epochs, dropout on, scored at 4, 8, 12, 15, saved at 3, 6, 9, 12, 15."""
     training = tiny_recipe.training.model_copy(update=SHORT)
     loss = tiny_recipe.loss.model_copy(update={"mask_false_negatives": True})
-    return tiny_recipe.model_copy(update={"training": training, "loss": loss})
+    lines = Path(str(tiny_recipe.data.train)).read_text().splitlines()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(lines[:20] + lines[:20]) + "\n")  # each twice, so that something is masked
+    recipe = tiny_recipe.model_copy(update={"training": training, "loss": loss})
+    return with_(recipe, "data", train=str(rows))
 
 
 def with_(recipe: Recipe, section: str, **keys: Any) -> Recipe:
@@ -76,6 +80,8 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     if "data" in changes:
         recipe = with_(recipe, "training", max_steps=15)
     whole = train(recipe, tmp_path / "whole")
+    masked = [json.loads(line).get("masked_cells", 0) for line in (tmp_path / "whole" / "history.jsonl").open()]
+    assert any(masked) == recipe.loss.mask_false_negatives
     # In the first epoch, at its last step, inside the second, at a step that is scored, twice at the last.
     for step, number in (
         (2, signal.SIGINT),
@@ -166,6 +172,11 @@ def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypa
         train(recipe, tmp_path / "run", resume=True, overwrite=True)
     with pytest.raises(InputError, match="run exists already: .* --resume"):
         train(recipe, tmp_path / "run")
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(before[environment].decode().replace('"devices": 1', '"devices": 2'))
+    with pytest.raises(InputError, match="run was begun with 2 processes, not 1"):
+        train(recipe, tmp_path / "run", resume=True)
+    environment.write_bytes(before[environment])
     lines = data.read_text().splitlines()
     data.write_text("\n".join([*lines[1:], lines[0]]) + "\n")
     with pytest.raises(InputError, match="--resume: data.train has changed since .*run was begun"):
