@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from simcse_st import load_recipe, train
-from simcse_st.recipe import resolve
+from simcse_st.places import resolve
 
 nli, dev, test, output, *seeds = sys.argv[1:]
 base = Path(output) / "base"

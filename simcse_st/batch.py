@@ -65,38 +65,31 @@ class BatchFacts:
         return {**asdict(self), "mean_negatives": self.negatives / self.anchors if self.anchors else None}
 
 
-def chunk_ranges(lengths: Sequence[int], chunks: int) -> list[tuple[int, int]]:
-    """Cuts sentences that are sorted by length into chunks that compute the fewest tokens, padding included.
+def chunk_ranges(lengths: Sequence[int], pass_cost: int) -> list[tuple[int, int]]:
+    """Cuts sentences that are sorted by length into chunks, one forward pass each, that cost the least.
 
-    A cut within sentences of one length can be moved to their beginning at no cost, so only cuts between lengths are
-    looked at. With the best cuts before each of these, those of one chunk more follow.
+    A pass costs the tokens that it computes, padding included, and ``pass_cost`` more. A cut within sentences of one
+    length can be moved to their beginning at no cost, so only cuts between lengths are looked at.
 
     Args:
         lengths: Tokens of each sentence, longest first.
-        chunks: How many chunks at most.
+        pass_cost: How many tokens could be computed in the time that one more pass takes.
 
     Returns:
         Where each chunk begins and ends.
     """
     length = np.asarray(lengths)
     edges = np.concatenate([[0], np.flatnonzero(np.diff(length)) + 1, [len(length)]])
-    # Tokens of one chunk from one edge to another, which goes by its first sentence; none goes backwards.
-    tokens = (edges[None, :] - edges[:-1, None]) * length[edges[:-1], None].astype(float)
-    tokens[tokens <= 0] = np.inf
-    fewest, cuts = np.concatenate([[0.0], np.full(len(edges) - 1, np.inf)]), []
-    best_end, best_count = np.inf, 0
-    for count in range(1, min(chunks, len(edges) - 1) + 1):
-        totals = fewest[:-1, None] + tokens
-        cuts.append(totals.argmin(axis=0))
-        fewest = totals.min(axis=0)
-        fewest[0] = np.inf
-        if fewest[-1] < best_end:
-            best_end, best_count = fewest[-1], count
+    cost, best_begin = np.zeros(len(edges)), np.zeros(len(edges), dtype=int)
+    for end in range(1, len(edges)):  # the least that the sentences before this edge cost, and their last chunk
+        begins = edges[:end]
+        costs = cost[:end] + length[begins] * (edges[end] - begins) + pass_cost
+        best_begin[end] = costs.argmin()
+        cost[end] = costs.min()
     ranges, end = [], len(edges) - 1
-    for count in reversed(range(best_count)):
-        begin = int(cuts[count][end])
-        ranges.append((int(edges[begin]), int(edges[end])))
-        end = begin
+    while end:
+        ranges.append((int(edges[best_begin[end]]), int(edges[end])))
+        end = best_begin[end]
     return ranges[::-1]
 
 

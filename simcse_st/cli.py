@@ -1,4 +1,8 @@
-"""The command line, ``simcse-st``. Imports torch only in the commands that need it."""
+"""The command line, ``simcse-st``.
+
+Torch takes seconds to import. So each command first has the light modules refuse what they can, and then goes to work,
+where everything is checked again.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import typer
 from simcse_st.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from simcse_st.data import Source
     from simcse_st.recipe import Recipe
     from simcse_st.tables import Table
     from simcse_st.training import TrainResult
@@ -77,6 +82,12 @@ def train(
     """Train a model. Without a recipe: the quickstart, which needs no network."""
     chosen = _load_recipe(recipe, base, data, overrides)
     numbers = _numbers(seeds)
+    if seeds is None and _first_process():
+        from simcse_st.folder import check_folder
+
+        output = output or Path("runs") / chosen.name
+        check_folder(output, overwrite or resume)
+    _check_places(chosen)
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -108,8 +119,14 @@ def ablate(
     overwrite: _Overwrite = False,
 ) -> None:
     """Run a recipe with and without a part of it."""
+    from simcse_st.recipe import ablated
+
     chosen = _load_recipe(recipe, base, data, overrides)
     numbers = _numbers(seeds)
+    parts = without.split(",")
+    for part in parts:
+        ablated(chosen, part)
+    _check_places(chosen)
     _quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -117,7 +134,7 @@ def ablate(
     from simcse_st import experiments
 
     with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
-        record = experiments.ablate(chosen, without.split(","), numbers, output, overwrite=overwrite)
+        record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
     _print_tables(experiments.ablation_tables(record))
 
 
@@ -134,6 +151,7 @@ def prepare(
 ) -> None:
     """Write down what a recipe would train on."""
     chosen = _load_recipe(recipe, base, data, overrides)
+    _check_places(chosen)
     _quiet_libraries()
 
     import simcse_st.preparing
@@ -174,13 +192,18 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure models side by side."""
+    from simcse_st.places import check_pooling_name, locate_here
+    from simcse_st.tables import evaluation_tables, task_names
+
+    task_names(tasks.split(","))
+    check_pooling_name(pooling)
+    for model in models:
+        locate_here(model)
+    sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
     _quiet_libraries()
 
-    from simcse_st.data import Source
     from simcse_st.measuring import RECORD
     from simcse_st.measuring import evaluate as measure
-    from simcse_st.recipe import resolve
-    from simcse_st.tables import evaluation_tables
 
     if output is None:
         is_run = len(models) == 1 and (Path(models[0]) / "recipe.yaml").is_file()
@@ -189,8 +212,8 @@ def evaluate(
         models,
         tasks=tasks,
         pooling=pooling,
-        dev=Source(resolve(dev), split="validation") if dev is not None else None,
-        test=Source(resolve(test), split="test") if test is not None else None,
+        dev=sources["validation"],
+        test=sources["test"],
         senteval=senteval,
         output=output,
         figures=figures,
@@ -233,6 +256,12 @@ def push(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Publish a run's model and prove the published copy."""
+    from simcse_st.hub import check_names, connect
+    from simcse_st.publishing import load_run
+
+    check_names(repo_id, revision, create_pr)
+    load_run(run)
+    connect(timeout)
     _quiet_libraries()
 
     from simcse_st import pushing
@@ -261,13 +290,18 @@ def verify(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Prove that a published model is the one that was measured."""
+    from simcse_st.hub import check_repo_id, connect
+    from simcse_st.publishing import load_run
+
+    check_repo_id(repo_id)
+    if run is not None:
+        load_run(run)
+    connect(timeout)
+    source = _graded(test, "test")
     _quiet_libraries()
 
     from simcse_st import verifying
-    from simcse_st.data import Source
-    from simcse_st.recipe import resolve
 
-    source = Source(resolve(test), split="test") if test is not None else None
     failed = False
     for check in verifying.verify(repo_id, revision=revision, run=run, test=source, timeout=timeout):
         print(check, flush=True)
@@ -326,11 +360,55 @@ def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[
     return load_recipe(name, [*short, *(overrides or ())])
 
 
+def _check_places(recipe: Recipe) -> None:
+    """Makes sure that the files and folders which a recipe names are there.
+
+    Raises:
+        InputError: One is not.
+    """
+    from simcse_st.places import encoder_path, resolve
+    from simcse_st.preparing import source_of
+
+    encoder_path(resolve(recipe.model.base))
+    for split, reference in (("train", recipe.data.train), ("validation", recipe.data.dev), ("test", recipe.data.test)):
+        _check_there(source_of(reference, split))
+
+
+def _graded(place: str | None, split: str) -> Source | None:
+    """The graded pairs that an option names."""
+    if place is None:
+        return None
+    from simcse_st.data import Source
+    from simcse_st.places import resolve
+
+    source = Source(resolve(place), split=split)
+    _check_there(source)
+    return source
+
+
+def _check_there(source: Source) -> None:
+    """Makes sure that its files are there, if it is of files; a folder is looked into later.
+
+    Raises:
+        InputError: One is not.
+    """
+    from simcse_st.data.sources import is_folder
+
+    if not isinstance(source.reference, str) or not is_folder(Path(source.reference).expanduser()):
+        source.paths()
+
+
 def _numbers(seeds: str | None) -> list[int]:
+    from simcse_st.recipe import check_seeds
+
+    if seeds is None:
+        return []
     try:
-        return [int(seed) for seed in seeds.split(",")] if seeds is not None else []
+        numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds {seeds}: give whole numbers with commas between them, e.g. 42,43,44") from None
+    check_seeds(numbers)
+    return numbers
 
 
 def main() -> None:
@@ -365,7 +443,7 @@ def _fail(error: Exception, code: int) -> int:
 
 def _without_token(text: str) -> str:
     """The text without this machine's token, should a library have put it in."""
-    if "huggingface_hub" not in sys.modules:  # so that none can have
+    if "huggingface_hub.utils" not in sys.modules:  # so that none can have
         return text
     from huggingface_hub import get_token
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = (
     "simcse-st",
@@ -33,6 +34,8 @@ def describe_environment(device: torch.device, precision: str, devices: int = 1)
         precision: What it computes in.
         devices: The number of processes.
     """
+    import torch  # which takes seconds, and the versions do not need it
+
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -15,19 +15,10 @@ from simcse_st.folder import write_json
 from simcse_st.inputs import check_combinations
 from simcse_st.loading import load_model
 from simcse_st.publishing import differences
-from simcse_st.recipe import Recipe, load_recipe
+from simcse_st.recipe import ABLATIONS, Recipe, ablated, check_seeds, load_recipe
 from simcse_st.report import spread_of
 from simcse_st.tables import Table, plus_minus
 from simcse_st.training import train
-
-# What a recipe can be run without: the one key that changes, and its value.
-ABLATIONS: dict[str, tuple[str, str, Any]] = {
-    "hard-negatives": ("data", "hard_negatives", False),
-    "shared-hard-negatives": ("loss", "share_hard_negatives", False),
-    "masking": ("loss", "mask_false_negatives", False),
-    "head": ("model", "head", "none"),
-    "second-dropout-mask": ("model", "shared_dropout_mask", True),
-}
 
 
 def train_seeds(
@@ -50,7 +41,7 @@ def train_seeds(
         InputError: As :func:`~simcse_st.training.train`; or a folder holds another recipe's run.
         RunError: A run failed.
     """
-    _check_seeds(seeds)
+    check_seeds(seeds)
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-seeds"
     _check_own(folder, "seeds.json", "seed-")
     plan = _plan({"": recipe}, seeds, folder, overwrite)
@@ -87,8 +78,8 @@ def ablate(
         InputError: There is no such part, or the recipe is without it already.
         RunError: A run failed.
     """
-    _check_seeds(seeds)
-    changed = {name: _without(recipe, name) for name in dict.fromkeys(without)}
+    check_seeds(seeds)
+    changed = {name: ablated(recipe, name) for name in dict.fromkeys(without)}
     if not changed:
         raise InputError(f"--without: name a part; {nearest('', ABLATIONS)}")
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-ablation"
@@ -100,11 +91,11 @@ def ablate(
         _check_is_there(name, full)
     parts, runs = {}, list(full)
     for name in changed:
-        ablated = [_run(*plan[f"without-{name}", seed], overwrite) for seed in seeds]
-        _check_same(ablated, "prepared_sha256")
-        runs += ablated
+        others = [_run(*plan[f"without-{name}", seed], overwrite) for seed in seeds]
+        _check_same(others, "prepared_sha256")
+        runs += others
         section, key, value = ABLATIONS[name]
-        matched = [_matched(with_, without_) for with_, without_ in zip(full, ablated, strict=True)]
+        matched = [_matched(with_, without_) for with_, without_ in zip(full, others, strict=True)]
         parts[name] = {
             "key": f"{section}.{key}",
             "value": value,
@@ -154,12 +145,6 @@ def ablation_tables(record: dict[str, Any]) -> list[Table]:
     ]
 
 
-def _check_seeds(seeds: Sequence[int]) -> None:
-    fit = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
-    if not seeds or not fit or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds: give different whole numbers from 0 to 4294967295, not {list(seeds)}")
-
-
 def _check_own(folder: Path, record: str, *prefixes: str) -> None:
     """Makes sure that runs are not put among the files of something else."""
     if folder.is_dir() and not (folder / record).is_file():
@@ -207,16 +192,6 @@ def _write_once(path: Path, record: dict[str, Any]) -> None:
     """Writes a record; of several processes that train together, the first does."""
     if get_rank() == 0:
         write_json(path, record)
-
-
-def _without(recipe: Recipe, name: str) -> Recipe:
-    if name not in ABLATIONS:
-        raise InputError(f"--without: no part {name!r}: {nearest(name, ABLATIONS)}")
-    section, key, value = ABLATIONS[name]
-    if getattr(getattr(recipe, section), key) == value:
-        raise InputError(f"--without {name}: {recipe.name} has {section}.{key}={value!r} already")
-    changed = getattr(recipe, section).model_copy(update={key: value})
-    return recipe.model_copy(update={section: changed, "name": f"{recipe.name}-without-{name}"})
 
 
 def _check_same(runs: list[dict[str, Any]], *keys: str) -> None:

@@ -81,6 +81,24 @@ def check_repo_id(repo_id: str) -> None:
     raise InputError(f"{repo_id!r} is no repository: write OWNER/NAME, of letters, digits, '-', '_' and '.'")
 
 
+def check_names(repo_id: str, revision: str | None, create_pr: bool) -> None:
+    """Makes sure that these name a place.
+
+    Raises:
+        InputError: They do not.
+    """
+    check_repo_id(repo_id)
+    if create_pr and revision:
+        raise InputError("--create-pr opens a pull request against main: leave --revision out")
+    if revision is not None and (
+        not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", revision)
+        or ".." in revision
+        or revision.endswith((".", ".lock"))
+        or re.fullmatch("[0-9a-f]{40}", revision)
+    ):
+        raise InputError(f"--revision {revision!r}: name a branch")
+
+
 def patiently(call: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
     """Calls, and calls again while the hub or the network fails in a way that passes; for calls that change nothing.
 

@@ -1,4 +1,4 @@
-"""Names of models -> loaded models, with what identifies them."""
+"""Models loaded for evaluation, with what identifies them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from simcse_st.errors import InputError
-from simcse_st.modeling import POOLINGS, build_model, check_encoder, fetch_model, model_sha256
-from simcse_st.recipe import resolve
-
-
-@dataclass(frozen=True)
-class Located:
-    """Where a model is, before it is loaded.
-
-    Attributes:
-        name: What to call it.
-        folder: Its files.
-        own_pooling: How to read its encoder, whatever stands on it; "" for as it is saved.
-        revision: The commit, of a model from the hub.
-        run: The run folder that it is of.
-    """
-
-    name: str
-    folder: Path
-    own_pooling: str = ""
-    revision: str | None = None
-    run: Path | None = None
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is an encoder of which nothing says how to read it."""
-        return not self.own_pooling and not (self.folder / "modules.json").is_file()
+from simcse_st.modeling import build_model, check_encoder, model_sha256
+from simcse_st.places import Located, check_pooling, locate_model
 
 
 @dataclass(frozen=True)
@@ -51,58 +27,11 @@ class Loaded:
     """Test scores of this very model that their run's record holds, by the checksum of the data."""
 
 
-def locate_model(reference: str | Path) -> Located:
-    """Finds a model, and fetches it if it is on the hub.
-
-    Args:
-        reference: A run folder, a folder, ``package:NAME/PATH`` or a hub id, with ``@REVISION`` if need be. ``:cls``,
-            ``:mean`` or ``:first_last_avg`` behind it reads its encoder so, whatever stands on it.
-
-    Raises:
-        InputError: There is no such model, or the folder holds none.
-    """
-    place, _, own_pooling = str(reference).rpartition(":")
-    if own_pooling not in POOLINGS:
-        place, own_pooling = str(reference), ""
-    try:
-        path = Path(resolve(place)).expanduser()
-        if not place or path.is_file():
-            raise InputError(f"{place!r} is no model")
-        if not path.is_dir():
-            owner, _, revision = place.partition("@")
-            folder = fetch_model(owner, revision or None)
-            return Located(str(reference), folder, own_pooling, folder.name)
-    except InputError as error:
-        raise InputError(str(error).removeprefix("model.base: ")) from error.__cause__
-    name = str(reference) if not path.is_absolute() or place != str(path) else "/".join([*path.parts[-2:]])
-    name = f"{name}:{own_pooling}" if own_pooling and not name.endswith(f":{own_pooling}") else name
-    if (path / "recipe.yaml").is_file():
-        if not (path / "model" / "modules.json").is_file() or not (path / "results.json").is_file():
-            raise InputError(f"{place} is a run folder without a model: that run did not end")
-        return Located(name, path / "model", own_pooling, run=path)
-    if not (path / "modules.json").is_file() and not (path / "config.json").is_file():
-        raise InputError(f"{place} holds no model: it has neither modules.json nor config.json")
-    return Located(name, path, own_pooling, run=path.parent if (path.parent / "recipe.yaml").is_file() else None)
-
-
-def check_pooling(found: Located, pooling: str | None) -> None:
-    """Makes sure that something says how to read a model.
-
-    Raises:
-        InputError: Nothing does.
-    """
-    if found.is_bare and not pooling:
-        raise InputError(
-            f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
-            f"{found.name}:mean"
-        )
-
-
 def load_model(reference: str | Path | Located, pooling: str | None = None, device: str | None = None) -> Loaded:
     """Loads any model for evaluation.
 
     Args:
-        reference: As :func:`locate_model` takes it, or what that gave.
+        reference: As :func:`~simcse_st.places.locate_model` takes it, or what that gave.
         pooling: How to read it if it is a bare encoder.
         device: Where to put it.
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from simcse_st.batch import BatchFacts, chunk_ranges, columns_layout, count_rows, false_negatives, gather_rows
 from simcse_st.mlm import MaskedLanguageModel
 
-# Measured: 16 to 64 are equally fast on a CPU, where padding costs more than the calls do.
-CPU_CHUNK_SIZE = 32
+# What one more forward pass costs on a CPU, in tokens: it goes through all weights and their gradients once more,
+# which takes as long for them as some 50 tokens' arithmetic, whatever the size of the encoder.
+CPU_PASS_COST = 72
 
 LOWEST_TEMPERATURE = 1e-6  # cosines over less lose their differences in float32
 
@@ -64,9 +65,9 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         mini_batch_size: Turns gradient caching on: so many sentences are encoded at a time, and their activations
             do not outlive them, so that memory depends on this and not on the batch. Encodes everything twice.
         mini_batch_num_tokens: The same by tokens: as many sentences at a time as have so many together.
-        chunk_size: Without gradient caching, the sentences of one forward pass. By default the whole batch on a GPU;
-            on a CPU as many passes as 32 would make, cut where they save most padding. The loss is the same, up to
-            dropout's draws.
+        chunk_size: Without gradient caching, the sentences of one forward pass. By default the whole batch on a GPU,
+            where calls cost more than padding; on a CPU the passes are cut by length, where they save most padding
+            for what they cost. The loss is the same, up to dropout's draws.
 
     Inputs:
         ======================================================  ======
@@ -129,9 +130,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
         self.mini_batch_num_tokens = mini_batch_num_tokens
         # CachedLossMixin cuts batches by these two, whether or not gradients are cached.
-        on_cpu = model.device.type == "cpu"
-        self.mini_batch_size = mini_batch_size or chunk_size or (CPU_CHUNK_SIZE if on_cpu else sys.maxsize)
-        self._saves_padding = on_cpu and chunk_size is None
+        self.mini_batch_size = mini_batch_size or chunk_size or sys.maxsize
+        self._saves_padding = model.device.type == "cpu" and chunk_size is None
         # In a tuple, since it is a module of the model and not of this loss.
         self._before_head = ([module for module in model if not isinstance(module, Normalize)][-1],)
         self.head = _head(self._before_head[0], model.device) if train_only_head else None
@@ -195,7 +195,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         mask = feature.get("attention_mask")
         if not self._saves_padding or "role" not in feature or mask is None or mask.ndim != 2:
             return None
-        return chunk_ranges(mask.sum(dim=1).tolist(), -(-len(mask) // self.mini_batch_size))
+        return chunk_ranges(mask.sum(dim=1).tolist(), CPU_PASS_COST)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False

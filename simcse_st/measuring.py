@@ -11,15 +11,16 @@ from sentence_transformers import SentenceTransformer
 
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.environment import describe_environment
-from simcse_st.errors import InputError, RunError, nearest
+from simcse_st.errors import InputError, RunError
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.folder import write_json
 from simcse_st.leaderboard import find_tasks, run_tasks
-from simcse_st.loading import Located, check_pooling, describe_model, load_model, locate_model
-from simcse_st.modeling import POOLINGS
+from simcse_st.loading import describe_model, load_model
+from simcse_st.places import Located, check_pooling, check_pooling_name, locate_model
 from simcse_st.preparing import source_of
 from simcse_st.recipe import load_recipe
-from simcse_st.scoring import GROUPS, ON_DEV, YEARS, average, score_model, task_names
+from simcse_st.scoring import average, score_model
+from simcse_st.tables import GROUPS, ON_DEV, YEARS, task_names
 
 PROTOCOL = (
     "cosine of L2-normalised embeddings against gold scores, Spearman x100; STS12-16: 'all' is one Spearman over all "
@@ -47,8 +48,8 @@ def evaluate(
     """Measures models.
 
     Args:
-        references: Models, as :func:`~simcse_st.loading.locate_model` takes them.
-        tasks: Names of :data:`~simcse_st.scoring.TASKS` or ``GROUPS``.
+        references: Models, as :func:`~simcse_st.places.locate_model` takes them.
+        tasks: Names of :data:`~simcse_st.tables.TASKS` or ``GROUPS``.
         pooling: How to read those that are bare encoders.
         dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the hub.
         test: The same for test.
@@ -143,8 +144,7 @@ def _check_output(path: Path | None, figures: bool) -> None:
 
 
 def _check_pooling(pooling: str | None, found: Sequence[Located]) -> None:
-    if pooling and pooling not in POOLINGS:
-        raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
+    check_pooling_name(pooling)
     if pooling and not any(model.is_bare for model in found):
         raise InputError(
             f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "

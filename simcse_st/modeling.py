@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import is_offline_mode, snapshot_download
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -24,8 +22,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig
 
 from simcse_st.errors import InputError
-
-POOLINGS = ("cls", "mean", "first_last_avg")
+from simcse_st.places import POOLINGS, encoder_path, errors_of_loading
 
 
 def build_model(
@@ -151,7 +148,7 @@ def _load_encoder(
     config: dict[str, Any] = {"revision": revision}
     if all_layers:
         config["output_hidden_states"] = True
-    with _errors_of_loading(base, path):
+    with errors_of_loading(base, path):
         if dropout is not None:
             names = _dropouts(AutoConfig.from_pretrained(path, revision=revision))
             if not names:
@@ -188,45 +185,8 @@ def load_tokenizer(base: str | Path, revision: str | None = None) -> Any:
         InputError: There is no such base, or it is out of reach.
     """
     path = encoder_path(base)
-    with _errors_of_loading(base, path):
+    with errors_of_loading(base, path):
         return AutoTokenizer.from_pretrained(path, revision=revision)
-
-
-def fetch_model(name: str, revision: str | None = None) -> Path:
-    """A hub model's files on this disk, in a folder named by the commit.
-
-    Models are loaded from such a folder and not by their names: where ``modules.json`` cannot be fetched, Sentence
-    Transformers would read the encoder through its mean without an error.
-
-    Args:
-        name: The hub id.
-        revision: A commit, tag or branch.
-
-    Raises:
-        InputError: There is no such model, or it is out of reach.
-    """
-    path = encoder_path(name)
-    other = ["*.onnx", "onnx/*", "openvino/*", "*.h5", "*.ot", "*.msgpack", "*.tflite", "coreml/*", "*.gguf"]
-    with _errors_of_loading(name, path):
-        folder = Path(snapshot_download(path, revision=revision, ignore_patterns=[*other, "*.bin"]))
-        if not list(folder.rglob("*.safetensors")):
-            folder = Path(snapshot_download(path, revision=revision, ignore_patterns=other))
-        return folder
-
-
-@contextlib.contextmanager
-def _errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        # Whatever the libraries raise here, they raise it about what they were asked to load: OSError and ValueError
-        # with a paragraph of advice, and many others where a file is broken.
-        place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
-        offline = " (offline: HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {reason}") from error
 
 
 def _check_encoder(transformer: Transformer, path: str, revision: str | None) -> None:
@@ -249,30 +209,3 @@ def _check_encoder(transformer: Transformer, path: str, revision: str | None) ->
         raise InputError(f"model.base: {path!r} has no tokenizer (no tokenizer.json, vocab.txt or the like)")
     if len(tokenizer) > words:
         raise InputError(f"model.base: the tokenizer of {path!r} has {len(tokenizer)} tokens, its encoder only {words}")
-
-
-def encoder_path(base: str | Path) -> str:
-    """The folder (or hub id) of the encoder alone.
-
-    Args:
-        base: As :func:`build_model` takes it.
-
-    Raises:
-        InputError: There is no such folder, or it holds no model.
-    """
-    folder = Path(base).expanduser()
-    if len(str(base)) > 500 or folder.is_file():
-        raise InputError(f"model.base: {str(base)[:60]!r} is no model folder")
-    if not folder.is_dir():
-        if folder.is_absolute() or str(base).startswith(".") or str(base).count("/") > 1:
-            raise InputError(f"model.base: there is no folder {str(base)!r}")
-        return str(base)
-    modules = folder / "modules.json"
-    if modules.is_file():
-        try:
-            folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
-        except (ValueError, LookupError, TypeError, OSError):
-            raise InputError(f"model.base: {str(modules)!r} is no list of Sentence Transformers modules") from None
-    if not (folder / "config.json").is_file():
-        raise InputError(f"model.base: {str(folder)!r} is no model folder: it has no config.json")
-    return str(folder)

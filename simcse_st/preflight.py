@@ -20,11 +20,11 @@ from sentence_transformers import SentenceTransformer
 from simcse_st.card import CARD, read_proof
 from simcse_st.data import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError
-from simcse_st.hub import HARMLESS, LocalFile, check_repo_id, local_file, patiently, remote_files, status_of
+from simcse_st.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
 from simcse_st.modeling import weights_sha256
+from simcse_st.places import resolve
 from simcse_st.preparing import source_of
 from simcse_st.publishing import Run
-from simcse_st.recipe import resolve
 from simcse_st.scoring import score_model
 from simcse_st.verifying import TOLERANCE
 
@@ -52,24 +52,6 @@ class Target:
     head: str | None = None
     has_branch: bool = False
     files: dict[str, RepoFile] = field(default_factory=dict)
-
-
-def check_names(repo_id: str, revision: str | None, create_pr: bool) -> None:
-    """Makes sure that these name a place.
-
-    Raises:
-        InputError: They do not.
-    """
-    check_repo_id(repo_id)
-    if create_pr and revision:
-        raise InputError("--create-pr opens a pull request against main: leave --revision out")
-    if revision is not None and (
-        not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", revision)
-        or ".." in revision
-        or revision.endswith((".", ".lock"))
-        or re.fullmatch("[0-9a-f]{40}", revision)
-    ):
-        raise InputError(f"--revision {revision!r}: name a branch")
 
 
 def check_folder(run: Run, card: str) -> dict[str, LocalFile]:

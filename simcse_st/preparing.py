@@ -23,8 +23,8 @@ from simcse_st.data.rows import listed
 from simcse_st.environment import package_versions
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import check_folder, make_folder, write_json
-from simcse_st.modeling import load_tokenizer
-from simcse_st.recipe import HubDataset, Recipe, resolve
+from simcse_st.places import resolve
+from simcse_st.recipe import HubDataset, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,6 +84,8 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
     """
     folder = Path(output) if output else Path("prepared") / recipe.name
     check_folder(folder, overwrite)
+    from simcse_st.modeling import load_tokenizer  # and with it torch: what can be refused without has been by now
+
     tokenizer = load_tokenizer(resolve(recipe.model.base), recipe.model.revision)
     data = load_data(recipe)
     manifest = data.manifest(tokenizer, recipe.training.max_length)

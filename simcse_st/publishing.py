@@ -16,7 +16,8 @@ import jinja2
 from simcse_st.card import CARD, load_template, render_card
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import write_text
-from simcse_st.recipe import PACKAGE_SCHEME, Recipe, load_recipe, shipped_recipes
+from simcse_st.places import PACKAGE_SCHEME
+from simcse_st.recipe import Recipe, load_recipe, shipped_recipes
 
 PUSHED = "push.json"
 

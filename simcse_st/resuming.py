@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -16,12 +17,15 @@ from types import FrameType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from sentence_transformers.util.distributed import get_world_size
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.batch import BatchFacts
 from simcse_st.callbacks import STSCallback
+from simcse_st.environment import package_versions
+from simcse_st.errors import InputError, RunError
 from simcse_st.folder import write_json
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,36 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
 
+def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], processes: int) -> Checkpoint | None:
+    """The checkpoint that a run goes on from; None if it has none.
+
+    Args:
+        folder: The run folder.
+        manifest: What the data are now.
+        processes: How many train together now.
+
+    Raises:
+        InputError: The data have changed since, or other processes would share the batches.
+    """
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    if checkpoint is None:
+        logger.info("resume   no checkpoint in %s: the run begins", folder)
+        return None
+    before = json.loads((folder / "manifest.json").read_text("utf-8"))
+    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
+        if before[part][key] != manifest[part][key]:
+            raise InputError(
+                f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
+            )
+    environment = json.loads((folder / "environment.json").read_text("utf-8"))
+    if environment["devices"] != processes:
+        raise InputError(f"--resume: {folder} was begun with {environment['devices']} processes, not {processes}")
+    if environment["packages"] != package_versions():
+        logger.warning("odd      %s was begun with other versions of the libraries: the result may differ", folder)
+    logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
+    return checkpoint
+
+
 class CheckpointCallback(TrainerCallback):
     """Has the trainer write a checkpoint every so many steps and at the end, and keeps the newest.
 
@@ -89,13 +123,28 @@ class CheckpointCallback(TrainerCallback):
         self.resumed = resumed
         self.stop = False
         self._before = resumed.train_seconds if resumed else 0.0
-        self._begin = time.perf_counter()
-        self._elsewhere = best.seconds  # of the time since then: scoring, and writing checkpoints
+        self._begin: float | None = None
+        self._end: float | None = None
+        self._elsewhere = 0.0  # of the time between the two: scoring, and writing checkpoints
         self._asked = (0.0, 0.0)
 
     def train_seconds(self) -> float:
         """Seconds of training so far, without scoring and without writing checkpoints."""
-        return self._before + time.perf_counter() - self._begin - (self.best.seconds - self._elsewhere)
+        if self._begin is None:
+            return self._before
+        return self._before + (self._end or time.perf_counter()) - self._begin - (self.best.seconds - self._elsewhere)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Starts the clock."""
+        self._begin, self._elsewhere = time.perf_counter(), self.best.seconds
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stops it: loading the kept weights and scoring test are no training."""
+        self._end = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Asks for a checkpoint when one is due, or when the run is to stop."""
@@ -147,12 +196,37 @@ def _flush(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def finish_the_step(saver: CheckpointCallback) -> Iterator[None]:
-    """Makes the first Ctrl-C or SIGTERM end the run after the current step, with a checkpoint; the second ends it at once.
+def stoppable(saver: CheckpointCallback, checkpoints: Path) -> Iterator[None]:
+    """Training that can be interrupted, or fail for want of space, and says how to go on then.
+
+    The first Ctrl-C or SIGTERM ends it after the current step, with a checkpoint; the second ends it at once.
+
+    Args:
+        saver: Writes the checkpoints.
+        checkpoints: The trainer's ``output_dir``.
 
     Raises:
-        KeyboardInterrupt: On the second, where it comes.
-    """  # noqa: E501
+        RunError: The disk is full or cannot be written.
+        KeyboardInterrupt: The run was stopped.
+    """
+    try:
+        with _finish_the_step(saver):
+            yield
+        if saver.stop:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        _say_how_to_resume(checkpoints)
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RunError) or not _is_about_the_disk(error):
+            raise
+        _say_how_to_resume(checkpoints)
+        raise RunError(f"{checkpoints}: cannot be written: {' '.join(str(error).split())}") from error
+
+
+@contextlib.contextmanager
+def _finish_the_step(saver: CheckpointCallback) -> Iterator[None]:
+    """Hands the first signal to the saver."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if saver.stop:
@@ -169,3 +243,25 @@ def finish_the_step(saver: CheckpointCallback) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_how_to_resume(checkpoints: Path) -> None:
+    last = latest_checkpoint(checkpoints)
+    where = f"from step {last.step} of {last.total_steps}" if last else "from the beginning: there is no checkpoint yet"
+    logger.warning("%s keeps what was recorded; the same command with --resume goes on %s", checkpoints.parent, where)
+
+
+def _is_about_the_disk(error: Exception) -> bool:
+    """Whether a file could not be written; torch and safetensors say so in words alone."""
+    words = (
+        "No space left",
+        "File too large",
+        "Disk quota",
+        "Read-only file system",
+        "PytorchStreamWriter",
+        "I/O error",
+    )
+    number = getattr(error, "errno", None)
+    return number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES) or any(
+        word in str(error) for word in words
+    )

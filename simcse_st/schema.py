@@ -183,7 +183,7 @@ class LossSection(_Section):
     """The same, counted in tokens."""
     chunk_size: int | None = Field(default=None, gt=0)
     """Sentences of one forward pass, sorted by length so that little is padded. By default the whole batch on a GPU; on
-    a CPU as many passes as 32 would make, cut where they save most. Changes speed, and not the loss but for dropout's
+    a CPU passes are cut wherever that saves more than one costs. Changes speed, and not the loss but for dropout's
     draws."""
 
 

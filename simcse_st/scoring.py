@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from simcse_st.data import GradedPairs
-from simcse_st.errors import InputError, nearest
+from simcse_st.errors import InputError
 from simcse_st.evaluation import embed
 from simcse_st.metrics import (
     alignment,
@@ -22,34 +22,9 @@ from simcse_st.metrics import (
     sts_year,
     uniformity,
 )
-from simcse_st.tables import is_stsb
-
-YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
-ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
-TASKS = ("dev", "test", *ON_DEV, *YEARS, "sick-r")
-GROUPS: dict[str, tuple[str, ...]] = {
-    "default": ("dev", "test", *ON_DEV),
-    "sts": (*YEARS, "test", "sick-r"),
-    "all": TASKS,
-}
+from simcse_st.tables import GROUPS, ON_DEV, YEARS, is_stsb
 
 Known = Mapping[str, Mapping[str, Any]]
-
-
-def task_names(names: Iterable[str]) -> list[str]:
-    """The tasks of these names and groups, each once, in the order of ``TASKS``.
-
-    Raises:
-        InputError: There is no such task.
-    """
-    wanted: set[str] = set()
-    for name in names:
-        if name not in TASKS and name not in GROUPS:
-            raise InputError(f"--tasks: no task {name!r}: {nearest(name, (*TASKS, *GROUPS))}")
-        wanted.update(GROUPS.get(name, (name,)))
-    if not wanted:
-        raise InputError(f"--tasks: none is given; {nearest('', (*TASKS, *GROUPS))}")
-    return [task for task in TASKS if task in wanted]
 
 
 def score_model(
@@ -58,7 +33,7 @@ def score_model(
     """Runs tasks.
 
     Args:
-        tasks: See :func:`task_names`.
+        tasks: See :func:`~simcse_st.tables.task_names`.
         data: The graded pairs of each task that has some; those on dev go by ``dev``.
         model: The model.
         known: Scores that a record holds of this very model, by the checksum of the pairs; they are not taken again.

@@ -1,10 +1,21 @@
-"""Records -> tables, for the terminal and as Markdown."""
+"""The names of what is measured; records -> tables, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from simcse_st.errors import InputError, nearest
+
+YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
+ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
+TASKS = ("dev", "test", *ON_DEV, *YEARS, "sick-r")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "default": ("dev", "test", *ON_DEV),
+    "sts": (*YEARS, "test", "sick-r"),
+    "all": TASKS,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,22 @@ class Table:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
+
+
+def task_names(names: Iterable[str]) -> list[str]:
+    """The tasks of these names and groups, each once, in the order of ``TASKS``.
+
+    Raises:
+        InputError: There is no such task.
+    """
+    wanted: set[str] = set()
+    for name in names:
+        if name not in TASKS and name not in GROUPS:
+            raise InputError(f"--tasks: no task {name!r}: {nearest(name, (*TASKS, *GROUPS))}")
+        wanted.update(GROUPS.get(name, (name,)))
+    if not wanted:
+        raise InputError(f"--tasks: none is given; {nearest('', (*TASKS, *GROUPS))}")
+    return [task for task in TASKS if task in wanted]
 
 
 def run_table(results: dict[str, Any]) -> Table:
@@ -47,7 +74,6 @@ _COLUMNS: tuple[_Column, ...] = (
     ("recall@5", lambda r: r["retrieval"]["recall@5"], lambda r: r["retrieval"]["n"], ".3f"),
     ("MRR", lambda r: r["retrieval"]["mrr"], lambda r: r["retrieval"]["n"], ".3f"),
 )
-_YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
 
 
 def evaluation_tables(record: dict[str, Any]) -> list[Table]:
@@ -55,7 +81,7 @@ def evaluation_tables(record: dict[str, Any]) -> list[Table]:
     models = record["models"]
     found = [column for column in _COLUMNS if all(_has(column, model["tasks"]) for model in models)]
     tables = []
-    in_years = [head for head, *_ in found] == ["test"] and _YEARS[0] in models[0]["tasks"]
+    in_years = [head for head, *_ in found] == ["test"] and YEARS[0] in models[0]["tasks"]
     if found and not in_years:  # where it is the only one, test stands among the years
         heads = [f"{head}\nn {size(models[0]['tasks']):,}" for head, _, size, _ in found]
         rows = [
@@ -82,10 +108,10 @@ def _has(column: _Column, results: dict[str, Any]) -> bool:
 
 
 def _sts_tables(models: list[dict[str, Any]]) -> list[Table]:
-    shown = [task for task in (*_YEARS, "sick-r") if all(task in model["tasks"] for model in models)]
+    shown = [task for task in (*YEARS, "sick-r") if all(task in model["tasks"] for model in models)]
     if not shown:
         return []
-    if _YEARS[0] in shown and all("test" in model["tasks"] for model in models):
+    if YEARS[0] in shown and all("test" in model["tasks"] for model in models):
         shown.insert(shown.index("sick-r") if "sick-r" in shown else len(shown), "test")
     first = models[0]["tasks"]
     names = {"test": "STS-B" if is_stsb("test", first["test"]) else "test"} if "test" in shown else {}

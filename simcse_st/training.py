@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import shutil
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import distributed_evaluation
 from transformers import set_seed
@@ -24,7 +22,7 @@ from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import CARD, load_template
 from simcse_st.collator import SimCSECollator
 from simcse_st.data import file_sha256
-from simcse_st.environment import describe_environment, package_versions
+from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
 from simcse_st.folder import MARK, check_folder, make_folder, write_json
@@ -33,11 +31,19 @@ from simcse_st.loading import describe_model
 from simcse_st.loss import SimCSELoss
 from simcse_st.measuring import RECORD, measure_run
 from simcse_st.modeling import weights_sha256
+from simcse_st.places import resolve
 from simcse_st.publishing import differences, write_card
-from simcse_st.recipe import Recipe, load_recipe, resolve
-from simcse_st.resuming import Checkpoint, CheckpointCallback, finish_the_step, latest_checkpoint
+from simcse_st.recipe import Recipe, load_recipe
+from simcse_st.resuming import CheckpointCallback, checkpoint_to_resume, stoppable
 
 logger = logging.getLogger(__name__)
+
+# Transformers 5.24 renamed it, and warns of the old name.
+_RECOMPUTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in SentenceTransformerTrainingArguments.__dataclass_fields__
+)
 
 
 @dataclass(frozen=True)
@@ -83,22 +89,22 @@ def train(
         check_folder(folder, overwrite or resume)
     load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
-    checkpoint = _checkpoint_of(folder, inputs.manifest, process.num_processes) if resume else None
+    checkpoint = checkpoint_to_resume(folder, inputs.manifest, process.num_processes) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
+    if checkpoint:
+        loss.seen = BatchFacts(**checkpoint.seen)
     dev, test = (
         STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
         for part in (inputs.dev, inputs.test)
     )
     base: dict[str, dict[str, float]] = {"dev": {}, "test": {}}
-    with distributed_evaluation(inputs.model) as scores:
-        if scores:
+    with distributed_evaluation(inputs.model) as scoring:
+        if scoring:
             base = {"dev": dev(inputs.model), "test": test(inputs.model)}
             logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
 
-    # None of a folder: what this machine calls it goes into no card.
-    base_model = None if Path(resolve(recipe.model.base)).expanduser().exists() else recipe.model.base
     # Nothing has been written so far; what fails from here on is a failed run.
     process.wait_for_everyone()  # all have looked for a checkpoint
     if process.is_main_process:
@@ -108,8 +114,6 @@ def train(
         write_json(folder / "manifest.json", inputs.manifest)
         write_json(folder / "environment.json", environment)
     process.wait_for_everyone()
-    if checkpoint:
-        loss.seen = BatchFacts(**checkpoint.seen)
     best = STSCallback(
         dev,
         folder / "checkpoints" / "best",
@@ -130,29 +134,47 @@ def train(
         process.wait_for_everyone()
         return _load_result(folder, str(process.device))
     model = _keep(best, folder, str(process.device))
-    test_scores, described, seconds = test(model), describe_model(model), saver.train_seconds()
+    scores = {"base": {split: metrics["spearman"] for split, metrics in base.items()}, "test": test(model)}
+    results = _record(recipe, inputs, folder, model, saver, scores, total_steps)
+    process.wait_for_everyone()
+    return TrainResult(folder, model, results)
+
+
+def _record(
+    recipe: Recipe,
+    inputs: Inputs,
+    folder: Path,
+    model: SentenceTransformer,
+    saver: CheckpointCallback,
+    scores: dict[str, dict[str, float]],
+    total_steps: int,
+) -> dict[str, Any]:
+    """Writes down what a run came to, and drops its checkpoints; returns the results."""
+    best, seen, seconds = saver.best, saver.seen, saver.train_seconds()
+    described = describe_model(model)
+    base = recipe.model.base
     results = {
         "recipe": recipe.name,
         "best_step": best.best_step,
         "total_steps": total_steps,
-        "base": {split: metrics["spearman"] for split, metrics in base.items()},
+        "base": scores["base"],
         "dev": {**best.best_metrics, "pairs": len(inputs.dev)},
-        "test": {**test_scores, "pairs": len(inputs.test)},
+        "test": {**scores["test"], "pairs": len(inputs.test)},
         "weights_sha256": best.best_sha256,
-        "base_model": base_model,
+        # None of a folder: what this machine calls it goes into no card.
+        "base_model": None if Path(resolve(base)).expanduser().exists() else base,
         "model_sha256": described["model_sha256"],
         "modules": described["modules"],
         "files": _checksums(folder / "model"),
         "train_seconds": seconds,
-        "sentences_per_second": loss.seen.sentences / seconds,
-        "batches": loss.seen.summary(),
+        "sentences_per_second": seen.sentences / seconds,
+        "batches": seen.summary(),
     }
     write_json(folder / "results.json", results)
-    write_json(folder / RECORD, measure_run(recipe.name, model, inputs.dev, inputs.test, test_scores))
+    write_json(folder / RECORD, measure_run(recipe.name, model, inputs.dev, inputs.test, scores["test"]))
     write_card(folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    process.wait_for_everyone()
-    return TrainResult(folder, model, results)
+    return results
 
 
 def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
@@ -174,31 +196,6 @@ def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
 def _load_result(folder: Path, device: str) -> TrainResult:
     model = _load_saved(folder / "model", device)
     return TrainResult(folder, model, json.loads((folder / "results.json").read_text("utf-8")))
-
-
-def _checkpoint_of(folder: Path, manifest: dict[str, Any], processes: int) -> Checkpoint | None:
-    """The checkpoint to go on from.
-
-    Raises:
-        InputError: The data have changed since, or other processes would share the batches.
-    """
-    checkpoint = latest_checkpoint(folder / "checkpoints")
-    if checkpoint is None:
-        logger.info("resume   no checkpoint in %s: the run begins", folder)
-        return None
-    before = json.loads((folder / "manifest.json").read_text("utf-8"))
-    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
-        if before[part][key] != manifest[part][key]:
-            raise InputError(
-                f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
-            )
-    environment = json.loads((folder / "environment.json").read_text("utf-8"))
-    if environment["devices"] != processes:
-        raise InputError(f"--resume: {folder} was begun with {environment['devices']} processes, not {processes}")
-    if environment["packages"] != package_versions():
-        logger.warning("odd      %s was begun with other versions of the libraries: the result may differ", folder)
-    logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
-    return checkpoint
 
 
 class SimCSETrainer(SentenceTransformerTrainer):
@@ -242,6 +239,7 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
     schedule: str = settings.schedule
     if schedule == "constant" and settings.warmup_steps:
         schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
+    recomputing: dict[str, Any] = {_RECOMPUTING: True} if settings.gradient_checkpointing else {}
     return SentenceTransformerTrainingArguments(
         output_dir=str(checkpoints),
         per_device_train_batch_size=settings.batch_size // devices,
@@ -255,7 +253,6 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
         fp16=inputs.precision == "fp16",
         bf16=inputs.precision == "bf16",
         use_cpu=inputs.model.device.type == "cpu",
-        gradient_checkpointing=settings.gradient_checkpointing,
         torch_compile=settings.torch_compile,
         # A GPU would wait for its next batch; on a CPU another process would take from training what it gives.
         dataloader_num_workers=_workers(settings.workers, inputs.model.device.type),
@@ -267,6 +264,7 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
         logging_nan_inf_filter=False,
         save_strategy="no",
         report_to="none",
+        **recomputing,
     )
 
 
@@ -308,42 +306,9 @@ def _fit(
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)
-    try:
-        with finish_the_step(saver):
-            trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
-        if saver.stop:
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        _say_how_to_resume(checkpoints)
-        raise
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RunError) or not _is_about_the_disk(error):
-            raise
-        _say_how_to_resume(checkpoints)
-        raise RunError(f"{checkpoints}: cannot be written: {' '.join(str(error).split())}") from error
+    with stoppable(saver, checkpoints):
+        trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return trainer.state.global_step
-
-
-def _say_how_to_resume(checkpoints: Path) -> None:
-    last = latest_checkpoint(checkpoints)
-    where = f"from step {last.step} of {last.total_steps}" if last else "from the beginning: there is no checkpoint yet"
-    logger.warning("%s keeps what was recorded; the same command with --resume goes on %s", checkpoints.parent, where)
-
-
-def _is_about_the_disk(error: Exception) -> bool:
-    """Whether a file could not be written; torch and safetensors say so in words alone."""
-    words = (
-        "No space left",
-        "File too large",
-        "Disk quota",
-        "Read-only file system",
-        "PytorchStreamWriter",
-        "I/O error",
-    )
-    number = getattr(error, "errno", None)
-    return number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES) or any(
-        word in str(error) for word in words
-    )
 
 
 def _keep(best: STSCallback, folder: Path, device: str) -> SentenceTransformer:

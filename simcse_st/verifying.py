@@ -32,9 +32,9 @@ from simcse_st.hub import (
 )
 from simcse_st.loading import describe_model
 from simcse_st.modeling import check_encoder, weights_sha256
+from simcse_st.places import PACKAGE_SCHEME, resolve
 from simcse_st.preparing import source_of
 from simcse_st.publishing import PUSHED, load_run, read_pushes
-from simcse_st.recipe import PACKAGE_SCHEME, resolve
 from simcse_st.scoring import score_model
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from torch import Tensor
 from helpers import collect, gradients, sentences
 from simcse_st import SimCSECollator, SimCSELoss
 from simcse_st.batch import chunk_ranges
+from simcse_st.loss import CPU_PASS_COST
 
 COUNTS = {
     "pairs only": [0, 0, 0, 0, 0],
@@ -152,27 +153,27 @@ def test_what_stands_for_a_missing_negative_changes_nothing(missing: object, tin
     assert loss(collect(batch)).item() == pytest.approx(loss(collect(expected)).item(), abs=1e-6)
 
 
-def test_chunks_are_cut_where_the_fewest_tokens_are_computed():
+def test_chunks_are_cut_where_they_cost_the_least():
     draw = random.Random(0)
     for _ in range(200):
         lengths = sorted(draw.choices(range(1, 9), k=draw.randint(1, 9)), reverse=True)
-        chunks = draw.randint(1, 5)
-        ranges = chunk_ranges(lengths, chunks)
+        pass_cost = draw.randint(0, 12)
+        ranges = chunk_ranges(lengths, pass_cost)
         assert [place for begin, end in ranges for place in range(begin, end)] == list(range(len(lengths)))
-        assert len(ranges) <= chunks
-        tokens = sum(lengths[begin] * (end - begin) for begin, end in ranges)
+        cost = sum(lengths[begin] * (end - begin) + pass_cost for begin, end in ranges)
         every = (  # all ways of cutting
             [0, *cuts, len(lengths)]
-            for count in range(min(chunks, len(lengths)))
+            for count in range(len(lengths))
             for cuts in itertools.combinations(range(1, len(lengths)), count)
         )
-        assert tokens == min(
-            sum(lengths[begin] * (end - begin) for begin, end in itertools.pairwise(edges)) for edges in every
+        assert cost == min(
+            sum(lengths[begin] * (end - begin) + pass_cost for begin, end in itertools.pairwise(edges))
+            for edges in every
         )
 
 
 def test_on_a_cpu_chunks_go_by_length(tiny_model: SentenceTransformer):
-    """Of 40 rows, three sentences each, four passes: those that compute the fewest tokens."""
+    """Passes of 40 rows, three sentences each, against passes of 32."""
     texts = sentences(120)
     rows = [{"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80]} for i in range(40)]
     features = collect(SimCSECollator(tiny_model.preprocess)(rows))
@@ -185,9 +186,10 @@ def test_on_a_cpu_chunks_go_by_length(tiny_model: SentenceTransformer):
     hook.remove()
     fixed(features)
     assert [size for size, _ in seen] == [32, 32, 32, 24]
-    assert len(own) == 4
     assert sum(size for size, _ in own) == 120
-    assert sum(size * width for size, width in own) < sum(size * width for size, width in seen)
+    assert len({width for _, width in own}) == len(own) > 1  # cut between lengths
+    costs = [sum(size * width + CPU_PASS_COST for size, width in passes) for passes in (own, seen)]
+    assert costs[0] < costs[1]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, None, 1000])

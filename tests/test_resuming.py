@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from simcse_st import InputError, Recipe, RunError, train
-from simcse_st.resuming import latest_checkpoint
+from simcse_st.batch import BatchFacts
+from simcse_st.callbacks import STSCallback
+from simcse_st.resuming import Checkpoint, CheckpointCallback, latest_checkpoint
 
 SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
 
@@ -54,6 +56,21 @@ def outcome(folder: Path) -> dict[str, Any]:
         "card": (folder / "model" / "README.md").read_text(),
         "files": sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*")),
     }
+
+
+def test_training_time_is_that_of_training(tmp_path: Path):
+    best = STSCallback(dict, tmp_path, eval_steps=1, resumable=True)  # type: ignore[arg-type]
+    before = Checkpoint(tmp_path, 1, 2, {}, {}, train_seconds=7.0)
+    saver = CheckpointCallback(1, best, BatchFacts(), before)
+    best.seconds = 100.0  # of scoring, before training begins
+    nothing: Any = None
+    time.sleep(0.2)
+    saver.on_train_begin(nothing, nothing, nothing)
+    best.seconds += 0.5
+    time.sleep(0.6)
+    saver.on_train_end(nothing, nothing, nothing)
+    time.sleep(0.2)
+    assert saver.train_seconds() == pytest.approx(7.1, abs=0.09)
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:

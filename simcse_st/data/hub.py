@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from huggingface_hub import is_offline_mode, snapshot_download
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+import huggingface_hub  # which imports its parts as they are used; files need none
 
 from simcse_st.data.formats import FORMATS, class_namer, file_format, read_file
 from simcse_st.data.rows import Row, RowError, file_sha256, progress
@@ -119,7 +118,7 @@ def _builder(source: HubSplit) -> DatasetBuilder:
         )
     # Out of reach of the hub, the newest copy in the cache is taken, whatever its revision.
     from_cache = not str(builder.base_path or "").startswith("hf://")
-    if from_cache and not is_offline_mode():
+    if from_cache and not huggingface_hub.is_offline_mode():
         logger.warning("the hub is out of reach: %s is read from the cache, commit %s", source.name, builder.hash)
     if from_cache and source.revision and builder.hash != source.revision:
         raise InputError(
@@ -141,7 +140,7 @@ def _fetched(source: HubSplit) -> tuple[Path, list[Path]]:
         raise InputError(f"{source.name}: files are read whole: leave streaming out")
     try:
         folder = Path(
-            snapshot_download(
+            huggingface_hub.snapshot_download(
                 source.dataset, repo_type="dataset", revision=source.revision, allow_patterns=[source.files]
             )
         )
@@ -165,6 +164,7 @@ def _commit(source: HubSplit) -> str | None:
 def _fail(source: HubSplit, error: Exception) -> NoReturn:
     """One line for the many classes of errors that the libraries raise here, network, access and names alike."""
     from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, InputError):
         raise error
@@ -180,7 +180,7 @@ def _fail(source: HubSplit, error: Exception) -> NoReturn:
             "auth login. A file of that name is not here either."
         )
     elif _is_of_network(error):
-        state = "HF_HUB_OFFLINE is set" if is_offline_mode() else "is the network there?"
+        state = "HF_HUB_OFFLINE is set" if huggingface_hub.is_offline_mode() else "is the network there?"
         hint = (
             f" ({state}) To work offline, load it once online, and it stays in the cache; or give a file: there is "
             "none of that name here."
@@ -190,7 +190,7 @@ def _fail(source: HubSplit, error: Exception) -> NoReturn:
 
 
 def _is_of_network(error: Exception) -> bool:
-    if is_offline_mode() or isinstance(error, (ConnectionError, TimeoutError)):
+    if huggingface_hub.is_offline_mode() or isinstance(error, (ConnectionError, TimeoutError)):
         return True
     # The HTTP client's own classes are no OSErrors, and which client it is depends on the hub library's version.
     return any("Network" in kind.__name__ or "Transport" in kind.__name__ for kind in type(error).__mro__)

@@ -3,9 +3,15 @@
     python tests/benchmarks/training_step.py SNLI.jsonl [--size minilm|bert-base] [--batch 64] [--steps 8] [--rounds 3]
 
 The rows are labelled NLI, as ``load_pairs`` reads them; the triplets are those with a hard negative, in file order,
-shuffled by seed 1. All three train the same encoder on the same batches, dropout on, 32 tokens at most. After a warm-up
-they take turns, so that what else the machine does meets all of them; a figure is the median over the turns. With
-``--profile`` the package's own step is taken apart. On a GPU, ``--precision bf16`` and ``--attention`` apply to all.
+shuffled by seed 1. All train the same encoder on the same batches, dropout on, 32 tokens at most. After a warm-up they
+take turns, so that what else the machine does meets all of them; a figure is the median over the turns. With
+``--profile`` the package's own step is taken apart, and with ``--cached 64`` it is also run with gradient caching.
+
+On a GPU, where the memory of each is printed too, this takes a few minutes:
+
+    python tests/benchmarks/training_step.py SNLI.jsonl --size bert-base --batch 512 --precision bf16 --cached 64
+
+and again with ``--attention flash_attention_2``, which computes no padding, where it is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from transformers.utils import logging
 
 from simcse_st import SimCSECollator, SimCSELoss, SimCSETrainer, build_model
 from simcse_st.data import Source, load_pairs
-from simcse_st.recipe import resolve
+from simcse_st.places import resolve
 
 WARM_UP = 2  # steps of each turn that do not count
 KINDS = {  # of the profile, by parts of the names of PyTorch's operations; the first that fits
@@ -81,8 +87,14 @@ def encoder(size: str, folder: str) -> str:
     return folder
 
 
+def weights_of(trainer: Any) -> int:
+    """The weights that a token is multiplied with: those of the layers, not of the vocabulary."""
+    encoder = trainer.model[0].auto_model
+    return sum(p.numel() for name, p in encoder.named_parameters() if "embeddings" not in name and p.ndim == 2)
+
+
 def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """The three ways, each with its own copy of the encoder."""
+    """The ways to train, each with its own copy of the encoder."""
 
     def made(kind: type[SentenceTransformerTrainer], loss: Any, collator: Any) -> tuple[Any, Clock, Tokens]:
         model = build_model(base, attention=arguments.attention)
@@ -113,9 +125,13 @@ def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: st
     def chunked(size: int) -> tuple[Any, Clock, Tokens]:
         return made(SimCSETrainer, lambda model: SimCSELoss(model, chunk_size=size), collator)
 
+    def cached(size: int) -> tuple[Any, Clock, Tokens]:
+        return made(SimCSETrainer, lambda model: SimCSELoss(model, mini_batch_size=size), collator)
+
     return {
         "this package": made(SimCSETrainer, SimCSELoss, collator),
         **{f"chunks of {size}": chunked(size) for size in arguments.chunks},
+        **{f"cached by {size}": cached(size) for size in arguments.cached},
         "stock trainer": made(
             SentenceTransformerTrainer, lambda model: MultipleNegativesRankingLoss(model, scale=20), None
         ),
@@ -123,29 +139,36 @@ def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: st
     }
 
 
-def turn(trainer: Any, clock: Clock) -> float:
-    """Trains once; gives the seconds a step."""
+def turn(trainer: Any, clock: Clock) -> tuple[float, float]:
+    """Trains once; gives the seconds a step, and the MiB that it took of a GPU beside all the models."""
     clock.ends.clear()
+    gpu, before = trainer.args.device.type == "cuda", 0
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     with contextlib.redirect_stdout(io.StringIO()):  # of the trainer's own summary
         trainer.train()
+    memory = (torch.cuda.max_memory_allocated() - before) / 2**20 if gpu else 0.0
+    trainer.optimizer = trainer.lr_scheduler = None  # the next turn of another must not find them in its memory
+    trainer.model.zero_grad()
     ends = clock.ends[WARM_UP - 1 :]
-    return (ends[-1] - ends[0]) / (len(ends) - 1)
+    return (ends[-1] - ends[0]) / (len(ends) - 1), memory
 
 
-def matmul_rate() -> float:
+def matmul_rate(device: torch.device, precision: torch.dtype) -> float:
     """Multiplications and additions a second of large matrix products on this machine."""
-    size = 2048
-    one, other = torch.randn(size, size), torch.randn(size, size)
-    one @ other
+    size, times = (8192, 50) if device.type == "cuda" else (2048, 5)
+    one, other = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
+    (one @ other).sum().item()  # waits for the device
     begin = time.perf_counter()
-    for _ in range(5):
-        one @ other
-    return 5 * 2 * size**3 / (time.perf_counter() - begin)
+    for _ in range(times):
+        product = one @ other
+    product.sum().item()
+    return times * 2 * size**3 / (time.perf_counter() - begin)
 
 
-def profile(trainer: Any, clock: Clock, tokens: Tokens, seconds: float) -> None:
-    """Where the time of a step goes, and how much of the machine its useful arithmetic reaches."""
-    tokens.computed = tokens.useful = 0
+def profile(trainer: Any, seconds: float) -> None:
+    """Where the time of a step on a CPU goes."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         trainer.train()
     steps = trainer.args.max_steps
@@ -160,12 +183,6 @@ def profile(trainer: Any, clock: Clock, tokens: Tokens, seconds: float) -> None:
     total = sum(spent.values())
     for kind, value in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"  {kind:28} {value / total:6.1%}")
-    encoder = trainer.model[0].auto_model
-    weights = sum(p.numel() for name, p in encoder.named_parameters() if "embeddings" not in name and p.ndim == 2)
-    arithmetic = 6 * weights * tokens.useful / steps
-    rate = matmul_rate()
-    print(f"matrix products of this machine: {rate / 1e9:.0f} GFLOP/s; useful arithmetic of a step: "
-          f"{arithmetic / seconds / 1e9:.0f} GFLOP/s, {arithmetic / seconds / rate:.0%} of it")  # fmt: skip
 
 
 def main() -> None:
@@ -176,6 +193,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn that count")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunks", type=int, nargs="*", default=[], help="other sizes of a forward pass to compare")
+    parser.add_argument("--cached", type=int, nargs="*", default=[], help="sizes of gradient caching to compare")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--attention", choices=["eager", "sdpa", "flash_attention_2"])
     parser.add_argument("--profile", action="store_true")
@@ -188,19 +206,27 @@ def main() -> None:
     ).shuffle(seed=1)
     with tempfile.TemporaryDirectory() as folder:
         systems = trainers(encoder(arguments.size, f"{folder}/encoder"), data, arguments, folder)
-        seconds: dict[str, list[float]] = {name: [] for name in systems}
+        turns: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
         for _ in range(arguments.rounds):
             for name, (trainer, clock, _) in systems.items():
-                seconds[name].append(turn(trainer, clock))
-        own = statistics.median(seconds["this package"])
+                turns[name].append(turn(trainer, clock))
+        seconds = {name: statistics.median(each for each, _ in turns[name]) for name in systems}
+        own, (trainer, _, tokens) = seconds["this package"], systems["this package"]
+        useful = tokens.useful / (arguments.rounds * trainer.args.max_steps)  # of a step, the same for all
+        arithmetic = 6 * weights_of(trainer) * useful
+        device = trainer.args.device
+        rate = matmul_rate(device, torch.bfloat16 if arguments.precision == "bf16" else torch.float32)
+        print(f"matrix products of this machine: {rate / 1e9:.0f} GFLOP/s")
         for name, (_, _, tokens) in systems.items():
-            each = statistics.median(seconds[name])
+            memory = f"{turns[name][-1][1]:.0f} MiB, " if device.type == "cuda" else ""
             print(
-                f"{name:16} {each:7.3f} s a step, {3 * arguments.batch / each:6.1f} sentences/s, "
-                f"{tokens.useful / tokens.computed:4.0%} of the tokens useful; this package is {each / own:.2f} times as fast"
+                f"{name:16} {seconds[name]:7.3f} s a step, {3 * arguments.batch / seconds[name]:6.1f} sentences/s, "
+                f"{memory}{tokens.useful / tokens.computed:4.0%} of the tokens useful, useful arithmetic "
+                f"{arithmetic / seconds[name] / rate:4.0%} of that rate; "
+                f"this package is {seconds[name] / own:.2f} times as fast"
             )
         if arguments.profile:
-            profile(*systems["this package"], own)
+            profile(trainer, own)
 
 
 if __name__ == "__main__":
