@@ -30,7 +30,6 @@ from simcse_st import (
     train,
 )
 from simcse_st.errors import RunError
-from simcse_st.evaluation import STSEvaluator
 from simcse_st.modeling import weights_sha256
 from simcse_st.training import _keep
 
@@ -360,23 +359,6 @@ def test_a_sentence_transformers_folder_gives_its_encoder_alone(tiny_base: Path,
     assert [type(module).__name__ for module in again] == ["Transformer", "Pooling", "Normalize"]
     assert weights_sha256(again) == weights_sha256(model)
     assert (again.max_seq_length, model.max_seq_length) == (64, 128)
-
-
-def test_each_distinct_sentence_is_encoded_once(tiny_model: SentenceTransformer):
-    evaluator = STSEvaluator(["a b", "c d", "a b"], ["c d", "e f", "e f"], [1.0, 2.0, 3.0])
-    assert evaluator.sentences == ["a b", "c d", "e f"]
-    stock = EmbeddingSimilarityEvaluator(["a b", "c d", "a b"], ["c d", "e f", "e f"], [1.0, 2.0, 3.0])
-    assert evaluator(tiny_model)["pearson"] == pytest.approx(100 * stock(tiny_model)["pearson_cosine"], abs=1e-4)
-    with pytest.raises(InputError, match="must differ"):
-        STSEvaluator(["a", "b"], ["c", "d"], [1.0, 1.0])
-
-
-def test_an_embedding_that_is_not_finite_names_its_sentence(tiny_model: SentenceTransformer):
-    with torch.no_grad():
-        embeddings = tiny_model[0].auto_model.embeddings.word_embeddings.weight
-        embeddings[tiny_model.tokenizer.convert_tokens_to_ids("z")] = math.nan
-    with pytest.raises(InputError, match="embedding of 'z a' is not finite"):
-        STSEvaluator(["a b", "z a"], ["c d", "e f"], [1.0, 2.0])(tiny_model)
 
 
 @pytest.mark.parametrize(
