@@ -108,6 +108,7 @@ def trainers(base: str, data: Dataset, arguments: argparse.Namespace, folder: st
             learning_rate=5e-5,
             dataloader_drop_last=True,
             bf16=arguments.precision == "bf16",
+            use_cpu=not torch.cuda.is_available(),
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
