@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _debug = False
+_going_on = ""
 
 
 def _version(wanted: bool) -> None:
@@ -80,13 +82,19 @@ def train(
     ] = None,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
+    from simcse_st.recipe import check_combinations
+
+    if overwrite and resume:
+        raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
+    _go_on_with("the same command" if seeds is not None or resume else "the same command and --resume", overwrite)
     chosen = _load_recipe(recipe, base, data, overrides)
+    check_combinations(chosen)
     numbers = _numbers(seeds)
     if seeds is None and _first_process():
         from simcse_st.folder import check_folder
 
         output = output or Path("runs") / chosen.name
-        check_folder(output, overwrite or resume)
+        check_folder(output, overwrite or resume, resumable=True)
     _check_places(chosen)
     _quiet_libraries()
 
@@ -119,9 +127,11 @@ def ablate(
     overwrite: _Overwrite = False,
 ) -> None:
     """Run a recipe with and without a part of it."""
-    from simcse_st.recipe import ablated
+    from simcse_st.recipe import ablated, check_combinations
 
+    _go_on_with("the same command", overwrite)
     chosen = _load_recipe(recipe, base, data, overrides)
+    check_combinations(chosen)
     numbers = _numbers(seeds)
     parts = without.split(",")
     for part in parts:
@@ -150,11 +160,14 @@ def prepare(
     overwrite: _Overwrite = False,
 ) -> None:
     """Write down what a recipe would train on."""
+    import simcse_st.preparing
+    from simcse_st.folder import check_folder
+
     chosen = _load_recipe(recipe, base, data, overrides)
+    output = output or Path("prepared") / chosen.name
+    check_folder(output, overwrite)
     _check_places(chosen)
     _quiet_libraries()
-
-    import simcse_st.preparing
 
     folder = simcse_st.preparing.prepare(chosen, output, overwrite=overwrite)
     written = json.loads((folder / "manifest.json").read_text("utf-8"))["outputs"][0]
@@ -344,6 +357,12 @@ def recipes() -> None:
         print(f"{name:<{width}}  {description}")
 
 
+def _go_on_with(command: str, overwrite: bool) -> None:
+    """Notes what goes on with a run that is interrupted from here on."""
+    global _going_on
+    _going_on = f"; {command}{', without --overwrite,' if overwrite else ''} goes on"
+
+
 def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[str] | None) -> Recipe:
     from simcse_st.recipe import load_recipe
 
@@ -413,6 +432,8 @@ def _numbers(seeds: str | None) -> list[int]:
 
 def main() -> None:
     """Runs the command line; ends the process with 0, 1 (a run failed), 2 (unusable input) or 130 (interrupted)."""
+    with contextlib.suppress(ValueError):  # not in the main thread, which alone gets signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except (typer.TyperException, InputError) as error:
@@ -424,8 +445,8 @@ def main() -> None:
 
         print(_without_token(traceback.format_exc()), file=sys.stderr, end="")
         code = 1
-    if code == 130:  # what typer makes of Ctrl-C
-        print("simcse-st: interrupted", file=sys.stderr)
+    if code == 130 and _first_process():  # what typer makes of Ctrl-C
+        print(f"simcse-st: interrupted{_going_on}", file=sys.stderr)
     sys.exit(code)
 
 

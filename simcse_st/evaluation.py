@@ -83,8 +83,10 @@ class STSEvaluator(BaseEvaluator):
         Raises:
             InputError: The model gives an embedding that is not finite, or the same similarity to all pairs.
         """
-        # All that tokens depend on; the model itself is not kept alive.
-        key = (weakref.ref(model), model.max_seq_length, model.default_prompt_name, dict(model.prompts))
+        # What may change of a model between two scores and makes other tokens; the model itself is not kept alive.
+        tokenizer = model.tokenizer
+        sides = [getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side", "added_tokens_decoder")]
+        key = (weakref.ref(model), sides, model.max_seq_length, model.default_prompt_name, dict(model.prompts))
         if self._tokens is None or self._tokens[0] != key:
             self._tokens = key, tokenize(model, self.sentences, self.batch_size)
         embeddings = embed(model, self._tokens[1])
@@ -156,6 +158,8 @@ def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batc
         InputError: An embedding is not finite; names the first sentence that has one.
     """
     tokens = sentences if isinstance(sentences, Tokenized) else tokenize(model, sentences, batch_size)
+    if not tokens.sentences:
+        return torch.empty(0, model.get_embedding_dimension() or 0)
     model.eval()
     with torch.inference_mode():
         found = [model(batch_to_device(dict(batch), model.device))["sentence_embedding"] for batch in tokens.batches]

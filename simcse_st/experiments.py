@@ -12,7 +12,7 @@ from sentence_transformers.util.distributed import get_rank
 
 from simcse_st.errors import InputError, nearest
 from simcse_st.folder import write_json
-from simcse_st.inputs import check_combinations
+from simcse_st.inputs import check_machine
 from simcse_st.loading import load_model
 from simcse_st.publishing import differences
 from simcse_st.recipe import ABLATIONS, Recipe, ablated, check_seeds, load_recipe
@@ -161,7 +161,7 @@ def _plan(
     """Every run with its folder, all of them checked before the first is begun."""
     plan = {}
     for name, recipe in recipes.items():
-        check_combinations(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # as the launcher of several processes says
+        check_machine(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # as the launcher of several processes says
         for seed in seeds:
             seeded = recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed-{seed}"})
             plan[name, seed] = (seeded, folder / name / f"seed-{seed}")

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from simcse_st.errors import InputError
 
 MARK = "recipe.yaml"
-# All that any command leaves in a folder of its own.
+# All that any command leaves in a folder of its own beside that. The results go first: what is half removed must not
+# look like a finished run.
 _RECORDS = (
-    MARK, "manifest.json", "environment.json", "history.jsonl", "results.json", "evaluation.json", "push.json",
+    "results.json", "manifest.json", "environment.json", "history.jsonl", "evaluation.json", "push.json",
     "train.jsonl", "figures", "model", "checkpoints",
 )  # fmt: skip
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
+def check_folder(folder: Path, overwrite: bool, *, resumable: bool = False) -> None:
     """Makes sure that the folder can be made, and that nothing in it is lost unasked.
+
+    Args:
+        folder: The folder.
+        overwrite: Whether what a command left there may be replaced.
+        resumable: Whether what is there could also be gone on with.
 
     Raises:
         InputError: It holds something, or cannot be written. Nothing has been changed.
@@ -28,18 +36,29 @@ def check_folder(folder: Path, overwrite: bool) -> None:
             raise InputError(f"--output: {folder} is a file, but must name a folder")
         if folder.is_dir() and any(folder.iterdir()):
             if not overwrite:
-                ways = "choose another --output, go on with --resume, or replace it with --overwrite"
-                raise InputError(f"{folder} exists already: {ways}")
+                on = "go on with --resume, " if resumable else ""
+                raise InputError(
+                    f"{folder} exists already: choose another --output, {on}or replace it with --overwrite"
+                )
             if not (folder / MARK).is_file():
-                raise InputError(f"{folder} is no run folder (it has no {MARK}): --overwrite will not replace it")
+                raise InputError(f"{folder} is no run folder (it has no {MARK}): choose another --output")
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
+        check_writable(folder)
         for path in missing:
             path.rmdir()
     except OSError as error:
         raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
+
+
+def check_writable(folder: Path) -> None:
+    """Writes into a folder, and leaves nothing there.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"?")
 
 
 def make_folder(folder: Path, recipe: str) -> None:
@@ -57,7 +76,7 @@ def make_folder(folder: Path, recipe: str) -> None:
             shutil.rmtree(old)
         else:
             old.unlink()
-    (folder / MARK).write_text(recipe, encoding="utf-8")
+    write_text(folder / MARK, recipe)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -66,7 +85,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, all of it or nothing."""
+    """Writes a file, all of it or nothing, also if the machine goes down."""
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
+    flush(unfinished)
     unfinished.replace(path)
+
+
+def flush(path: Path) -> None:
+    """Has the system write a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

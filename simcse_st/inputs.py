@@ -17,7 +17,7 @@ from simcse_st.errors import InputError
 from simcse_st.modeling import build_model, dropout_probabilities
 from simcse_st.places import encoder_path, resolve
 from simcse_st.preparing import load_data, state_data
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, check_combinations
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     Raises:
         InputError: Something cannot be used.
     """
-    check_combinations(recipe, devices)
+    check_machine(recipe, devices)
     data = load_data(recipe)
     if len(data.train) < recipe.training.batch_size:
         raise InputError(
@@ -78,8 +78,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     return Inputs(model, data.train, data.dev, data.test, _precision(recipe, model.device), manifest)
 
 
-def check_combinations(recipe: Recipe, devices: int) -> None:
-    """Makes sure that keys which are right alone are right together, and on this machine.
+def check_machine(recipe: Recipe, devices: int) -> None:
+    """Makes sure that keys are right together, and on this machine.
 
     Args:
         recipe: What is going to run.
@@ -88,16 +88,7 @@ def check_combinations(recipe: Recipe, devices: int) -> None:
     Raises:
         InputError: They are not.
     """
-    if recipe.model.shared_dropout_mask and recipe.data.kind != "sentences":
-        raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
-    if recipe.data.kind == "sentences":
-        idle = {
-            "loss.hard_negative_weight": recipe.loss.hard_negative_weight != 1.0,
-            "loss.share_hard_negatives": not recipe.loss.share_hard_negatives,
-        }
-        if any(idle.values()):
-            keys = ", ".join(key for key, set_ in idle.items() if set_)
-            raise InputError(f"{keys}: data.kind=sentences trains without hard negatives, so this would do nothing")
+    check_combinations(recipe)
     own = recipe.model.head == "train-only" or recipe.loss.mlm_weight > 0
     if devices > 1 and own and recipe.training.max_grad_norm and recipe.training.precision in ("auto", "fp16"):
         # Clipping unscales fp16 gradients before those of the loss's own parameters could be averaged.
@@ -111,7 +102,7 @@ def check_combinations(recipe: Recipe, devices: int) -> None:
         raise InputError("model.attention: flash_attention_2 takes a GPU, and training.precision fp16 or bf16")
     if recipe.training.batch_size % devices:
         raise InputError(
-            f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} processes"
+            f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} process(es)"
         )
     if devices == 1 and torch.cuda.device_count() > 1:
         raise InputError(

@@ -117,6 +117,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         ):
             if size is not None and (type(size) is not int or size < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, or None, not {size!r}")
+        if mini_batch_size and mini_batch_num_tokens:
+            raise ValueError("mini_batch_size and mini_batch_num_tokens: gradient caching goes by one of them")
         if chunk_size is not None and (mini_batch_size or mini_batch_num_tokens):
             raise ValueError("chunk_size is for training without gradient caching, which mini_batch_size turns on")
         if has_static_embedding_input(model):

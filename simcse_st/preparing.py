@@ -24,7 +24,7 @@ from simcse_st.environment import package_versions
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import check_folder, make_folder, write_json
 from simcse_st.places import resolve
-from simcse_st.recipe import HubDataset, Recipe
+from simcse_st.recipe import HubDataset, Recipe, check_combinations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,8 +58,7 @@ def load_data(recipe: Recipe) -> RecipeData:
     Raises:
         InputError: Something cannot be used.
     """
-    if recipe.data.kind == "sentences":
-        _check_idle(recipe)
+    check_combinations(recipe)
     dev = load_graded_pairs(source_of(recipe.data.dev, "validation"))
     test = load_graded_pairs(source_of(recipe.data.test, "test"))
     train = _load_training_data(recipe)
@@ -150,19 +149,6 @@ def state_data(recipe: Recipe, manifest: dict[str, Any]) -> None:
 def _first_source(facts: dict[str, Any]) -> str:
     source = facts["sources"][0]
     return str(source.get("file") or source["dataset"])
-
-
-def _check_idle(recipe: Recipe) -> None:
-    """Keys of the data section that do nothing for single sentences."""
-    data = recipe.data
-    idle = {
-        "data.hard_negatives": not data.hard_negatives,
-        "data.nli": data.nli != type(data.nli)(),
-        "data.drop_duplicates": data.drop_duplicates,
-    }
-    if any(idle.values()):
-        keys = ", ".join(key for key, set_ in idle.items() if set_)
-        raise InputError(f"{keys}: data.kind=sentences trains on distinct single sentences, so this would do nothing")
 
 
 def _load_training_data(recipe: Recipe) -> TrainingData:

@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from simcse_st.card import CARD
 from simcse_st.errors import InputError, RunError
-from simcse_st.folder import write_json, write_text
+from simcse_st.folder import check_writable, write_json, write_text
 from simcse_st.hub import (
     HARMLESS,
     RETRIES,
@@ -125,8 +125,7 @@ def _earlier(run: Run) -> list[dict[str, Any]]:
         InputError: The record is damaged, or the next one could not be written.
     """
     try:
-        (run.folder / ".writable").touch()
-        (run.folder / ".writable").unlink()
+        check_writable(run.folder)
     except OSError as error:
         raise InputError(f"{run.folder}: {PUSHED} could not be written there: {error.strerror}") from None
     return read_pushes(run.folder)

@@ -18,7 +18,16 @@ from pydantic import BaseModel, ValidationError
 from simcse_st.errors import InputError, nearest
 from simcse_st.schema import HubDataset, Recipe
 
-__all__ = ["ABLATIONS", "HubDataset", "Recipe", "ablated", "check_seeds", "load_recipe", "shipped_recipes"]
+__all__ = [
+    "ABLATIONS",
+    "HubDataset",
+    "Recipe",
+    "ablated",
+    "check_combinations",
+    "check_seeds",
+    "load_recipe",
+    "shipped_recipes",
+]
 
 # What a recipe can be run without: the one key that changes, and its value.
 ABLATIONS: dict[str, tuple[str, str, Any]] = {
@@ -66,6 +75,36 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise InputError(_describe(error, origin, where)) from None
+
+
+def check_combinations(recipe: Recipe) -> None:
+    """Makes sure that keys which are right alone are right together.
+
+    Raises:
+        InputError: They are not.
+    """
+    data, loss = recipe.data, recipe.loss
+    if recipe.model.shared_dropout_mask and data.kind != "sentences":
+        raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
+    if data.kind == "sentences":
+        idle = {
+            "data.hard_negatives": not data.hard_negatives,
+            "data.nli": data.nli != type(data.nli)(),
+            "data.drop_duplicates": data.drop_duplicates,
+            "loss.hard_negative_weight": loss.hard_negative_weight != 1.0,
+            "loss.share_hard_negatives": not loss.share_hard_negatives,
+        }
+        if any(idle.values()):
+            keys = ", ".join(key for key, set_ in idle.items() if set_)
+            raise InputError(
+                f"{keys}: data.kind=sentences trains on distinct single sentences, so this would do nothing"
+            )
+    caches = [key for key in ("mini_batch_size", "mini_batch_num_tokens") if getattr(loss, key) is not None]
+    if len(caches) > 1:
+        raise InputError("loss.mini_batch_size, loss.mini_batch_num_tokens: gradient caching goes by one of them")
+    for key, set_ in (("chunk_size", loss.chunk_size is not None), ("mlm_weight", loss.mlm_weight > 0)):
+        if caches and set_:
+            raise InputError(f"loss.{key} does not go with gradient caching: leave out it or loss.{caches[0]}")
 
 
 def ablated(recipe: Recipe, name: str) -> Recipe:

@@ -24,9 +24,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.batch import BatchFacts
 from simcse_st.callbacks import STSCallback
-from simcse_st.environment import package_versions
 from simcse_st.errors import InputError, RunError
-from simcse_st.folder import write_json
+from simcse_st.folder import flush, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ class Checkpoint:
         best: :meth:`~simcse_st.callbacks.STSCallback.state` at that step.
         seen: What the loss had seen.
         train_seconds: Seconds of training until then.
+        files: The sizes in bytes of its files and of the best weights', by their paths in ``folder``'s own folder.
     """
 
     folder: Path
@@ -52,6 +52,17 @@ class Checkpoint:
     best: dict[str, Any]
     seen: dict[str, Any]
     train_seconds: float
+    files: dict[str, int]
+
+    def damage(self) -> str:
+        """What of it is not there as it was written; "" if all is."""
+        for name, size in self.files.items():
+            path = self.folder.parent / name
+            if not path.is_file():
+                return f"{path} is missing"
+            if path.stat().st_size != size:
+                return f"{path} has {path.stat().st_size} bytes, not {size}"
+        return ""
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -67,34 +78,48 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
 
-def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], processes: int) -> Checkpoint | None:
+def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], environment: dict[str, Any]) -> Checkpoint | None:
     """The checkpoint that a run goes on from; None if it has none.
 
     Args:
         folder: The run folder.
         manifest: What the data are now.
-        processes: How many train together now.
+        environment: What the run would go on with.
 
     Raises:
-        InputError: The data have changed since, or other processes would share the batches.
+        InputError: It is damaged, the data have changed since, or other processes would share the batches.
     """
     checkpoint = latest_checkpoint(folder / "checkpoints")
     if checkpoint is None:
         logger.info("resume   no checkpoint in %s: the run begins", folder)
         return None
-    before = json.loads((folder / "manifest.json").read_text("utf-8"))
+    history = folder / "history.jsonl"
+    damage = checkpoint.damage()
+    if not damage and (history.stat().st_size if history.is_file() else 0) < checkpoint.best["history_bytes"]:
+        damage = f"{history} is shorter than it was"
+    if damage:
+        raise InputError(f"--resume: {damage}, so that {folder} cannot go on: begin it again with --overwrite")
+    before, begun = (_read(folder / name) for name in ("manifest.json", "environment.json"))
     for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
         if before[part][key] != manifest[part][key]:
             raise InputError(
                 f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
             )
-    environment = json.loads((folder / "environment.json").read_text("utf-8"))
-    if environment["devices"] != processes:
-        raise InputError(f"--resume: {folder} was begun with {environment['devices']} processes, not {processes}")
-    if environment["packages"] != package_versions():
-        logger.warning("odd      %s was begun with other versions of the libraries: the result may differ", folder)
+    for key, kind in (("devices", "process(es)"), ("precision", "precision")):
+        if begun.get(key) != environment[key]:
+            raise InputError(f"--resume: {folder} was begun with {begun.get(key)} {kind}, not {environment[key]}")
+    if other := [key for key in environment if begun.get(key) != environment[key]]:
+        logger.warning("odd      %s was begun with other %s: the result may differ", folder, ", ".join(other))
     logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
     return checkpoint
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        return {**record}
+    except (OSError, ValueError, TypeError):
+        raise InputError(f"--resume: {path} cannot be read: begin the run again with --overwrite") from None
 
 
 class CheckpointCallback(TrainerCallback):
@@ -165,19 +190,25 @@ class CheckpointCallback(TrainerCallback):
             torch.distributed.barrier()  # each process has written its own random state
         if state.is_world_process_zero:
             folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            files = []
             for whole in (folder, *([] if self.best.best_step is None else [self.best.kept])):
                 for path in (*whole.rglob("*"), whole):
-                    _flush(path)
+                    flush(path)
+                    if path.is_file() and path != folder / _COMPLETE:
+                        files.append(path)
             record = {
                 "step": state.global_step,
                 "total_steps": state.max_steps,
                 "best": self.best.state(),
                 "seen": asdict(self.seen),
                 "train_seconds": self.train_seconds(),
+                "files": {path.relative_to(folder.parent).as_posix(): path.stat().st_size for path in files},
             }
             write_json(folder / _COMPLETE, record)
-            for path in (folder / _COMPLETE, folder, folder.parent):
-                _flush(path)
+            if self.best.history:
+                flush(self.best.history)
+            for path in (folder / _COMPLETE, folder, folder.parent, folder.parent.parent):
+                flush(path)
             for other in folder.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
                 if other != folder:
                     shutil.rmtree(other, ignore_errors=True)
@@ -186,49 +217,65 @@ class CheckpointCallback(TrainerCallback):
         self._elsewhere -= time.perf_counter() - begin - (self.best.seconds - scoring)
 
 
-def _flush(path: Path) -> None:
-    """Has the system write a file or folder to the disk, so that it is there after a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
-def stoppable(saver: CheckpointCallback, checkpoints: Path) -> Iterator[None]:
-    """Training that can be interrupted, or fail for want of space, and says how to go on then.
+def stoppable(saver: CheckpointCallback, folder: Path) -> Iterator[None]:
+    """Training that can be interrupted: says from where it goes on then, and if it fails for want of space.
 
     The first Ctrl-C or SIGTERM ends it after the current step, with a checkpoint; the second ends it at once.
 
     Args:
         saver: Writes the checkpoints.
-        checkpoints: The trainer's ``output_dir``.
+        folder: The run folder.
 
     Raises:
         RunError: The disk is full or cannot be written.
         KeyboardInterrupt: The run was stopped.
     """
     try:
-        with _finish_the_step(saver):
+        with disk_errors(folder), _finish_the_step(saver):
             yield
         if saver.stop:
             raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        _say_how_to_resume(checkpoints)
+    except (KeyboardInterrupt, RunError) as error:
+        last = latest_checkpoint(folder / "checkpoints")
+        where = f"step {last.step} of {last.total_steps}" if last else "the beginning: there is no checkpoint yet"
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _OF_WRITING):
+            logger.warning("%s keeps what was recorded; resumed, it goes on from %s", folder, where)
         raise
-    except (OSError, RuntimeError, SafetensorError) as error:
+
+
+_OF_WRITING = (OSError, RuntimeError, SafetensorError)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Says in one line that a disk is full or cannot be written.
+
+    Args:
+        folder: What is written.
+
+    Raises:
+        RunError: So it is.
+    """
+    try:
+        yield
+    except _OF_WRITING as error:
         if isinstance(error, RunError) or not _is_about_the_disk(error):
             raise
-        _say_how_to_resume(checkpoints)
-        raise RunError(f"{checkpoints}: cannot be written: {' '.join(str(error).split())}") from error
+        place = getattr(error, "filename", None) or folder
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        how = "used" if getattr(error, "errno", None) in (errno.EACCES, errno.EIO) else "written"
+        raise RunError(f"{place}: cannot be {how}: {reason}") from error
 
 
 @contextlib.contextmanager
 def _finish_the_step(saver: CheckpointCallback) -> Iterator[None]:
     """Hands the first signal to the saver."""
+    own = os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:  # a process that loads data; it ends with this one
+            return
         if saver.stop:
             raise KeyboardInterrupt
         saver.stop = True
@@ -245,12 +292,6 @@ def _finish_the_step(saver: CheckpointCallback) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say_how_to_resume(checkpoints: Path) -> None:
-    last = latest_checkpoint(checkpoints)
-    where = f"from step {last.step} of {last.total_steps}" if last else "from the beginning: there is no checkpoint yet"
-    logger.warning("%s keeps what was recorded; the same command with --resume goes on %s", checkpoints.parent, where)
-
-
 def _is_about_the_disk(error: Exception) -> bool:
     """Whether a file could not be written; torch and safetensors say so in words alone."""
     words = (
@@ -259,6 +300,7 @@ def _is_about_the_disk(error: Exception) -> bool:
         "Disk quota",
         "Read-only file system",
         "PytorchStreamWriter",
+        "inline_container",  # torch's, of a file that ends too early
         "I/O error",
     )
     number = getattr(error, "errno", None)

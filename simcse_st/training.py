@@ -34,7 +34,7 @@ from simcse_st.modeling import weights_sha256
 from simcse_st.places import resolve
 from simcse_st.publishing import differences, write_card
 from simcse_st.recipe import Recipe, load_recipe
-from simcse_st.resuming import CheckpointCallback, checkpoint_to_resume, stoppable
+from simcse_st.resuming import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +86,16 @@ def train(
     if resume and _is_there(folder, recipe, overwrite):
         return _load_result(folder, str(process.device))
     if process.is_main_process:
-        check_folder(folder, overwrite or resume)
+        check_folder(folder, overwrite or resume, resumable=True)
+    with disk_errors(folder):
+        return _train(recipe, folder, process, resume=resume)
+
+
+def _train(recipe: Recipe, folder: Path, process: PartialState, *, resume: bool) -> TrainResult:
     load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
-    checkpoint = checkpoint_to_resume(folder, inputs.manifest, process.num_processes) if resume else None
+    environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
+    checkpoint = checkpoint_to_resume(folder, inputs.manifest, environment) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
@@ -104,13 +110,13 @@ def train(
         if scoring:
             base = {"dev": dev(inputs.model), "test": test(inputs.model)}
             logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
+            if checkpoint:
+                _check_base(folder, checkpoint.best["base_metrics"]["spearman"], base["dev"]["spearman"])
 
     # Nothing has been written so far; what fails from here on is a failed run.
     process.wait_for_everyone()  # all have looked for a checkpoint
-    if process.is_main_process:
-        if checkpoint is None:
-            make_folder(folder, recipe.to_yaml())
-        environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
+    if process.is_main_process and checkpoint is None:
+        make_folder(folder, recipe.to_yaml())
         write_json(folder / "manifest.json", inputs.manifest)
         write_json(folder / "environment.json", environment)
     process.wait_for_everyone()
@@ -189,8 +195,24 @@ def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
         return False
     if differing := differences(load_recipe(folder / MARK), recipe):
         raise InputError(f"--resume: {folder} is a run of another recipe: {', '.join(differing)}")
-    finished = all((folder / name).is_file() for name in ("results.json", f"model/{CARD}"))
-    return finished and not (folder / "checkpoints").exists()
+    if not all((folder / name).is_file() for name in ("results.json", f"model/{CARD}")):  # the card is written last
+        return False
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that was cut short here
+    logger.info("resume   %s is finished: its results stand", folder)
+    if load_recipe(folder / MARK).card != recipe.card:
+        logger.warning("odd      card.* has changed since: simcse-st card %s --set card.KEY=VALUE changes it", folder)
+    return True
+
+
+def _check_base(folder: Path, before: float, now: float) -> None:
+    """Makes sure that a run goes on from the model that it began with.
+
+    Raises:
+        InputError: It does not.
+    """
+    if abs(before - now) > 0.01:  # of Spearman x100: more than another machine's rounding
+        was = f"dev scored {before:.2f}, and now {now:.2f}"
+        raise InputError(f"--resume: model.base has changed since {folder} was begun: {was}")
 
 
 def _load_result(folder: Path, device: str) -> TrainResult:
@@ -285,7 +307,7 @@ def _fit(
         RunError: The disk is full or cannot be written.
         KeyboardInterrupt: The run was stopped.
     """
-    checkpoint, checkpoints = saver.resumed, Path(str(args.output_dir))
+    checkpoint = saver.resumed
     if checkpoint and checkpoint.step >= checkpoint.total_steps:
         return checkpoint.total_steps
     own = loss.own_parameters()
@@ -306,7 +328,7 @@ def _fit(
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)
-    with stoppable(saver, checkpoints):
+    with stoppable(saver, Path(str(args.output_dir)).parent):
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return trainer.state.global_step
 

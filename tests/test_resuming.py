@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, RunError, train
 from simcse_st.batch import BatchFacts
@@ -35,7 +36,18 @@ def recipe(tiny_recipe: Recipe, tmp_path: Path) -> Recipe:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(lines[:20] + lines[:20]) + "\n")  # each twice, so that something is masked
     recipe = tiny_recipe.model_copy(update={"training": training, "loss": loss})
-    return with_(recipe, "data", train=str(rows))
+    base = shutil.copytree(recipe.model.base, tmp_path / "base")
+    return with_(with_(recipe, "data", train=str(rows)), "model", base=str(base))
+
+
+@pytest.fixture
+def stopped(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, stopped after seven steps."""
+    with monkeypatch.context() as patch:
+        stop_at(7, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "stopped")
+    return tmp_path / "stopped"
 
 
 def with_(recipe: Recipe, section: str, **keys: Any) -> Recipe:
@@ -60,7 +72,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def test_training_time_is_that_of_training(tmp_path: Path):
     best = STSCallback(dict, tmp_path, eval_steps=1, resumable=True)  # type: ignore[arg-type]
-    before = Checkpoint(tmp_path, 1, 2, {}, {}, train_seconds=7.0)
+    before = Checkpoint(tmp_path, 1, 2, {}, {}, train_seconds=7.0, files={})
     saver = CheckpointCallback(1, best, BatchFacts(), before)
     best.seconds = 100.0  # of scoring, before training begins
     nothing: Any = None
@@ -114,7 +126,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(
         checkpoint = latest_checkpoint(tmp_path / "run" / "checkpoints")
         assert checkpoint is not None
         assert (checkpoint.step, checkpoint.total_steps) == (step, 15)
-        assert f"the same command with --resume goes on from step {step} of 15" in caplog.text
+        assert f"resumed, it goes on from step {step} of 15" in caplog.text
         kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
         assert len(kept) <= 2  # the newest, and the best weights
     resumed = train(recipe, tmp_path / "run", resume=True)
@@ -178,6 +190,9 @@ def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypa
     data = tmp_path / "train.jsonl"
     shutil.copy(str(recipe.data.train), data)
     recipe = with_(recipe, "data", train=str(data))
+    for split in ("dev", "test"):
+        pairs = shutil.copy(str(getattr(recipe.data, split)), tmp_path / f"{split}.csv")
+        recipe = with_(recipe, "data", **{split: str(pairs)})
     with monkeypatch.context() as patch:
         stop_at(7, patch)
         with pytest.raises(KeyboardInterrupt):
@@ -191,9 +206,16 @@ def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypa
         train(recipe, tmp_path / "run")
     environment = tmp_path / "run" / "environment.json"
     environment.write_text(before[environment].decode().replace('"devices": 1', '"devices": 2'))
-    with pytest.raises(InputError, match="run was begun with 2 processes, not 1"):
+    with pytest.raises(InputError, match=r"run was begun with 2 process\(es\), not 1"):
         train(recipe, tmp_path / "run", resume=True)
     environment.write_bytes(before[environment])
+    for split in ("dev", "test"):
+        pairs = tmp_path / f"{split}.csv"
+        text = pairs.read_text()
+        pairs.write_text(text.replace("3.0", "2.5"))
+        with pytest.raises(InputError, match=f"--resume: data.{split} has changed since .*run was begun"):
+            train(recipe, tmp_path / "run", resume=True)
+        pairs.write_text(text)
     lines = data.read_text().splitlines()
     data.write_text("\n".join([*lines[1:], lines[0]]) + "\n")
     with pytest.raises(InputError, match="--resume: data.train has changed since .*run was begun"):
@@ -204,6 +226,62 @@ def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypa
     # Nothing there, or a run that was stopped before its first checkpoint: it begins.
     assert train(recipe, tmp_path / "new", resume=True).results["total_steps"] == 15
     assert outcome(tmp_path / "new")["results"] == outcome(tmp_path / "run")["results"]
+
+
+def damage(name: str, folder: Path) -> None:
+    """Takes a file away, or with "-" before its name its end."""
+    path = next(folder.glob(name.removeprefix("-")))
+    if path.is_dir():
+        shutil.rmtree(path)
+    elif name.startswith("-"):
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("checkpoints/checkpoint-7/rng_state.pth", "rng_state.pth is missing"),
+        ("checkpoints/checkpoint-7/trainer_state.json", "trainer_state.json is missing"),
+        ("-checkpoints/checkpoint-7/optimizer.pt", "optimizer.pt has .* bytes, not "),
+        ("-checkpoints/checkpoint-7/model.safetensors", "model.safetensors has .* bytes, not "),
+        ("checkpoints/best-*", "checkpoints/best-4/.* is missing"),
+        ("history.jsonl", "history.jsonl is shorter than it was"),
+        ("-history.jsonl", "history.jsonl is shorter than it was"),
+        ("-manifest.json", "manifest.json cannot be read"),
+        ("environment.json", "environment.json cannot be read"),
+    ],
+)
+def test_a_damaged_run_is_not_gone_on_with(name: str, message: str, stopped: Path, recipe: Recipe, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    damage(name, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=f"--resume: .*{message}.*--overwrite"):
+        train(recipe, folder, resume=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_another_base_is_not_gone_on_with(stopped: Path, recipe: Recipe, tmp_path: Path):
+    shutil.copytree(stopped, tmp_path / "run")
+    weights = Path(recipe.model.base) / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: tensor.flip(0).contiguous() for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    with pytest.raises(InputError, match="--resume: model.base has changed since .* dev scored .*, and now "):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+def test_a_run_killed_at_its_very_end_is_finished(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    train(recipe, tmp_path / "run")
+    before = outcome(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "checkpoint-15").mkdir(parents=True)
+    caplog.set_level("INFO", "simcse_st")
+    changed = with_(recipe, "card", notes="more")
+    train(changed, tmp_path / "run", resume=True)
+    assert "run is finished: its results stand" in caplog.text
+    assert "card.* has changed since: simcse-st card" in caplog.text
+    assert outcome(tmp_path / "run") == before
 
 
 def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
@@ -225,8 +303,10 @@ def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
+# The weights do not fit, or only the optimizer's state, which is twice as large.
+@pytest.mark.parametrize("size", [20_000, 150_000])
 def test_a_full_disk_is_said_and_the_last_checkpoint_resumes(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    size: int, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     from simcse_st.resuming import CheckpointCallback
 
@@ -235,16 +315,16 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_resumes(
 
     def on_step_begin(self: CheckpointCallback, args, state, control, **kwargs) -> None:
         if state.global_step == 7:  # from here on no file may be larger than this
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointCallback, "on_step_begin", on_step_begin)
         try:
-            with pytest.raises(RunError, match="checkpoints: cannot be written: .*File too large"):
+            with pytest.raises(RunError, match="run.*: cannot be written: "):
                 train(recipe, tmp_path / "run")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert "the same command with --resume goes on from step 6 of 15" in caplog.text
+    assert "resumed, it goes on from step 6 of 15" in caplog.text
     train(recipe, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
