@@ -49,6 +49,12 @@ def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         (["train", "--seeds", "x"], 2),
         (["train", "--seeds", "1,1"], 2),
         (["train", "--output", "/dev/null"], 2),
+        (["train", "--overwrite", "--resume"], 2),
+        (["train", "--set", "loss.mini_batch_size=8", "--set", "loss.chunk_size=8"], 2),
+        (["train", "--set", "loss.mini_batch_size=8", "--set", "loss.mlm_weight=0.1"], 2),
+        (["train", "--set", "loss.mini_batch_size=8", "--set", "loss.mini_batch_num_tokens=64"], 2),
+        (["train", "--set", "model.shared_dropout_mask=true"], 2),
+        (["prepare", "quickstart", "--output", "/dev/null"], 2),
         (["trian"], 2),
         (["prepare", "quickstart", "--data", "no-such.jsonl"], 2),
         (["ablate", "quickstart", "--without", "no-such"], 2),
@@ -159,9 +165,23 @@ def test_ctrl_c_says_so_and_where_the_records_are(tmp_path: Path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "simcse-st: interrupted" in errors
+    assert "simcse-st: interrupted; the same command and --resume goes on" in errors
     assert "runs/quickstart keeps what was recorded" in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_sigterm_before_training_ends_as_ctrl_c_does(tmp_path: Path):
+    command = [sys.executable, "-m", "simcse_st", "train"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        first = process.stderr.readline()  # what it is going to train on; it scores the base next
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, first + errors
+    assert errors.splitlines()[-1] == "simcse-st: interrupted; the same command and --resume goes on"
+    assert "Traceback" not in errors
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from helpers import sentences
-from simcse_st import InputError, evaluation
+from simcse_st import InputError, build_model, evaluation
 from simcse_st.evaluation import STSEvaluator, embed, tokenize
 
 
@@ -49,6 +50,10 @@ def test_embeddings_are_those_of_encode(
     torch.testing.assert_close(embed(tiny_model, texts, batch_size=8), expected, atol=1e-6, rtol=0)
 
 
+def test_no_sentences_have_no_embeddings(tiny_model: SentenceTransformer):
+    assert embed(tiny_model, []).shape == (0, 32)
+
+
 def test_batches_are_of_sentences_of_one_length_in_tokens(tiny_model: SentenceTransformer):
     """Spaces make a text longer in characters, and not in tokens."""
     texts = [f"{' ' * (50 * (number % 2))}{'ab' * (1 + number // 8)}{number}" for number in range(64)]
@@ -57,7 +62,9 @@ def test_batches_are_of_sentences_of_one_length_in_tokens(tiny_model: SentenceTr
     assert computed == [8 * lengths[begin] for begin in range(0, 64, 8)]
 
 
-def test_a_model_s_scores_tokenise_once(tiny_model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_s_scores_tokenise_once(
+    tiny_model: SentenceTransformer, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+):
     texts = sentences(90)
     evaluator = STSEvaluator(texts[:45], texts[45:], [float(number % 6) for number in range(45)])
     tokenised: list[str] = []
@@ -75,7 +82,25 @@ def test_a_model_s_scores_tokenise_once(tiny_model: SentenceTransformer, monkeyp
     assert tokenised == []
     assert after != before
 
+    tokenised.clear()
+    tiny_model.prompts, tiny_model.default_prompt_name = {"say": "it is said that "}, "say"
+    assert evaluator(tiny_model) != after
+    assert set(tokenised) == set(texts)
+    tiny_model.prompts["say"] = "someone says "
+    tokenised.clear()
+    evaluator(tiny_model)
+    assert set(tokenised) == set(texts)
+    tiny_model.default_prompt_name = None
+    other = build_model(tiny_base, device="cpu", max_length=tiny_model.max_seq_length)
+    other.tokenizer.padding_side = "left"  # tells the tokens apart
+    evaluator(tiny_model)
+    assert evaluator(other) == STSEvaluator(texts[:45], texts[45:], evaluator.scores)(other)
+    tokenised.clear()
+    evaluator(tiny_model)
+    assert set(tokenised) == set(texts)
+
     tiny_model.max_seq_length = 5  # tokens of another length are other tokens
+    tokenised.clear()
     cut = evaluator(tiny_model)
     assert set(tokenised) == set(texts)
     fresh = STSEvaluator(texts[:45], texts[45:], evaluator.scores)(tiny_model)

@@ -231,12 +231,12 @@ def test_matryoshka_sums_the_loss_of_each_dimension(tiny_model: SentenceTransfor
 
 def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
     loss = SimCSELoss(tiny_model)
-    loss.compute_loss_from_embeddings(torch.randn(4, 3), torch.randn(4, 3))
     ids = torch.tensor([1, 1, 2, 3, 4, 5]), torch.tensor([10, 11, 12, 13, 14, 15])
     more = torch.randn(6, 3), torch.randn(6, 3), torch.randn(5, 3), torch.zeros(5).long()
     loss.compute_loss_from_embeddings(*more)
     loss.compute_loss_from_embeddings(*more, *ids)  # rows 0 and 1 have one anchor
     loss.compute_loss_from_embeddings(*more, *ids)
+    loss.compute_loss_from_embeddings(torch.randn(4, 3), torch.randn(4, 3))
     with torch.no_grad():
         loss.compute_loss_from_embeddings(torch.randn(9, 3), torch.randn(9, 3))
     assert loss.seen.summary() == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from simcse_st import InputError, Recipe, RunError, train
 from simcse_st.batch import BatchFacts
 from simcse_st.callbacks import STSCallback
+from simcse_st.evaluation import STSEvaluator
 from simcse_st.resuming import Checkpoint, CheckpointCallback, latest_checkpoint
 
 SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
@@ -282,6 +284,20 @@ def test_a_run_killed_at_its_very_end_is_finished(recipe: Recipe, tmp_path: Path
     assert "run is finished: its results stand" in caplog.text
     assert "card.* has changed since: simcse-st card" in caplog.text
     assert outcome(tmp_path / "run") == before
+
+
+def test_the_disk_holds_one_checkpoint_and_one_best(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rising = itertools.count()
+    score = STSEvaluator.__call__
+    monkeypatch.setattr(
+        STSEvaluator,
+        "__call__",
+        lambda self, *arguments, **options: {**score(self, *arguments, **options), "spearman": float(next(rising))},
+    )
+    stop_at(14, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-12", "checkpoint-14"]
 
 
 def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
