@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from huggingface_hub import HfApi, constants, is_offline_mode, set_client_factory
+import huggingface_hub  # which imports its parts as they are used
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -22,10 +23,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import get_session, validate_repo_id
 
 from simcse_st.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def connect(timeout: float = TIMEOUT) -> HfApi:
     Raises:
         InputError: The hub is switched off, or the time is none.
     """
-    if is_offline_mode():
+    if huggingface_hub.is_offline_mode():
         raise InputError("offline: HF_HUB_OFFLINE is set, and this command needs the hub")
     if not timeout > 0:
         raise InputError(f"--timeout {timeout:g}: give seconds, more than 0")
@@ -64,8 +68,8 @@ def connect(timeout: float = TIMEOUT) -> HfApi:
     client, hooks = type(session), session.event_hooks
     before = [hook for hook in hooks["request"] if hook.__name__ != bound.__name__]
     bounded = {**hooks, "request": [*before, bound]}
-    set_client_factory(lambda: client(event_hooks=bounded, follow_redirects=True, timeout=timeout))
-    return HfApi()
+    huggingface_hub.set_client_factory(lambda: client(event_hooks=bounded, follow_redirects=True, timeout=timeout))
+    return huggingface_hub.HfApi()
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -263,5 +267,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def remote_files(api: HfApi, repo_id: str, commit: str) -> dict[str, RepoFile]:
     """The files of a commit, with sizes and the hub's checksums, by their paths."""
+    from huggingface_hub.hf_api import RepoFile
+
     entries = api.list_repo_tree(repo_id, revision=commit, recursive=True)  # which tries again by itself
     return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
