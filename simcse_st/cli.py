@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcse_st.errors import InputError, RunError
+from simcse_st.terminal import first_process, print_tables, quiet_libraries, set_environment, without_token
 
 if TYPE_CHECKING:
     from simcse_st.data import Source
     from simcse_st.recipe import Recipe
-    from simcse_st.tables import Table
     from simcse_st.training import TrainResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -90,13 +89,13 @@ def train(
     chosen = _load_recipe(recipe, base, data, overrides)
     check_combinations(chosen)
     numbers = _numbers(seeds)
-    if seeds is None and _first_process():
+    if seeds is None and first_process():
         from simcse_st.folder import check_folder
 
         output = output or Path("runs") / chosen.name
         check_folder(output, overwrite or resume, resumable=True)
     _check_places(chosen)
-    _quiet_libraries()
+    quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -104,7 +103,7 @@ def train(
         if numbers:
             from simcse_st.experiments import seeds_table, train_seeds
 
-            _print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
+            print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
         else:
             from simcse_st import training
 
@@ -137,7 +136,7 @@ def ablate(
     for part in parts:
         ablated(chosen, part)
     _check_places(chosen)
-    _quiet_libraries()
+    quiet_libraries()
 
     from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -145,7 +144,7 @@ def ablate(
 
     with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
         record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
-    _print_tables(experiments.ablation_tables(record))
+    print_tables(experiments.ablation_tables(record))
 
 
 @app.command()
@@ -167,7 +166,7 @@ def prepare(
     output = output or Path("prepared") / chosen.name
     check_folder(output, overwrite)
     _check_places(chosen)
-    _quiet_libraries()
+    quiet_libraries()
 
     folder = simcse_st.preparing.prepare(chosen, output, overwrite=overwrite)
     written = json.loads((folder / "manifest.json").read_text("utf-8"))["outputs"][0]
@@ -213,7 +212,7 @@ def evaluate(
     for model in models:
         locate_here(model)
     sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
-    _quiet_libraries()
+    quiet_libraries()
 
     from simcse_st.measuring import RECORD
     from simcse_st.measuring import evaluate as measure
@@ -232,7 +231,7 @@ def evaluate(
         figures=figures,
         mteb=mteb.split(",") if mteb else (),
     )
-    _print_tables(evaluation_tables(record))
+    print_tables(evaluation_tables(record))
     print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")
 
 
@@ -275,7 +274,7 @@ def push(
     check_names(repo_id, revision, create_pr)
     load_run(run)
     connect(timeout)
-    _quiet_libraries()
+    quiet_libraries()
 
     from simcse_st import pushing
 
@@ -283,7 +282,7 @@ def push(
         run, repo_id, private=private, revision=revision, create_pr=create_pr, dry_run=dry_run, timeout=timeout
     )
     if dry_run:
-        _print_tables([pushing.files_table(record)])
+        print_tables([pushing.files_table(record)])
 
 
 @app.command()
@@ -311,7 +310,7 @@ def verify(
         load_run(run)
     connect(timeout)
     source = _graded(test, "test")
-    _quiet_libraries()
+    quiet_libraries()
 
     from simcse_st import verifying
 
@@ -336,7 +335,7 @@ def report(
 
     record = reporting.report(places)
     table = reporting.report_table(record)
-    _print_tables([table])
+    print_tables([table])
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -432,6 +431,7 @@ def _numbers(seeds: str | None) -> list[int]:
 
 def main() -> None:
     """Runs the command line; ends the process with 0, 1 (a run failed), 2 (unusable input) or 130 (interrupted)."""
+    set_environment()
     with contextlib.suppress(ValueError):  # not in the main thread, which alone gets signals
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -443,9 +443,9 @@ def main() -> None:
     except Exception:  # a fault of the program
         import traceback
 
-        print(_without_token(traceback.format_exc()), file=sys.stderr, end="")
+        print(without_token(traceback.format_exc()), file=sys.stderr, end="")
         code = 1
-    if code == 130 and _first_process():  # what typer makes of Ctrl-C
+    if code == 130 and first_process():  # what typer makes of Ctrl-C
         print(f"simcse-st: interrupted{_going_on}", file=sys.stderr)
     sys.exit(code)
 
@@ -454,83 +454,19 @@ def _fail(error: Exception, code: int) -> int:
     if _debug:
         import traceback
 
-        print(_without_token("".join(traceback.format_exception(error))), file=sys.stderr, end="")
-    if not _first_process():
+        print(without_token("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+    if not first_process():
         return code
     message = getattr(error, "format_message", error.__str__)()
-    print(_without_token(f"simcse-st: {' '.join(message.split())}"), file=sys.stderr)
+    print(without_token(f"simcse-st: {' '.join(message.split())}"), file=sys.stderr)
     return code
-
-
-def _without_token(text: str) -> str:
-    """The text without this machine's token, should a library have put it in."""
-    if "huggingface_hub.utils" not in sys.modules:  # so that none can have
-        return text
-    from huggingface_hub import get_token
-
-    return text.replace(get_token() or "\0", "(token)")
-
-
-def _first_process() -> bool:
-    """Whether this is the process that speaks, of those that torchrun or accelerate started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-class _Message(logging.Formatter):
-    """The message alone, without this machine's token, should the hub have put it into an answer."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return _without_token(record.getMessage())
-
-
-def _quiet_libraries() -> None:
-    """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    # What they warn of here is said in our own words: no card's metadata, a copy from the cache.
-    # And what the hub's client says of each try names the addresses that it sends to, with what signs them.
-    for name in ("huggingface_hub", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logger = logging.getLogger("simcse_st")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Message())
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO if _first_process() else logging.ERROR)
-    logger.propagate = False
-
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-
-
-def _print_tables(tables: list[Table]) -> None:
-    if not _first_process():
-        return
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 160  # a file has no edge to wrap at
-    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the command a failure
-        for table in tables:
-            drawn = RichTable(title=Text(table.title))
-            for number, column in enumerate(table.columns):
-                drawn.add_column(Text(column), justify="right" if number else "left", overflow="fold")
-            for row in table.rows:
-                drawn.add_row(*map(Text, row))
-            console.print(drawn)
-        sys.stdout.flush()
 
 
 def _print_result(result: TrainResult) -> None:
     from simcse_st.tables import run_table
 
-    _print_tables([run_table(result.results)])
-    if not _first_process():
+    print_tables([run_table(result.results)])
+    if not first_process():
         return
     scores, seen = result.results, result.results["batches"]
     masked = f", {seen['masked_cells']:,} cells masked" if seen["masked_cells"] else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,7 @@ def _is_finished(recipe: Recipe, folder: Path) -> bool:
         return False
     if not load_model(folder).known:
         raise InputError(f"{folder}: its model is not the one that its results.json is about: use --overwrite")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that was killed at its very end
     return True
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from simcse_st import cli
 from simcse_st.tables import Table
+from simcse_st.terminal import print_tables
 
 TORCH_FREE = """
 import sys
@@ -23,6 +24,8 @@ try:
 finally:
     heavy = {{"torch", "transformers", "sentence_transformers", "datasets"}} & set(sys.modules)
     assert not heavy, heavy
+    constants = sys.modules.get("huggingface_hub.constants")  # which reads its settings as it is imported
+    assert constants is None or constants.HF_HUB_DISABLE_PROGRESS_BARS
 """
 
 
@@ -255,6 +258,6 @@ def test_other_commands_say_what_is_wrong_too(
 
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture):
     names = ["m[red]x", "[bold]", "m[/x]", "a:smile:"]
-    cli._print_tables([Table("[title]", ["", "n\n[1]"], [[name, "1"] for name in names])])
+    print_tables([Table("[title]", ["", "n\n[1]"], [[name, "1"] for name in names])])
     out = capsys.readouterr().out
     assert all(text in out for text in (*names, "[title]", "[1]"))

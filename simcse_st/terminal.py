@@ -1,0 +1,82 @@
+"""What stands on the terminal: tables, this program's log, and nothing of the libraries'."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simcse_st.tables import Table
+
+
+def set_environment() -> None:
+    """Sets what libraries read as they are imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+def quiet_libraries() -> None:
+    """Leaves the terminal to this program: its log, the training bar, and the libraries' warnings."""
+    # What they warn of here is said in our own words: no card's metadata, a copy from the cache.
+    # And what the hub's client says of each try names the addresses that it sends to, with what signs them.
+    for name in ("huggingface_hub", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logger = logging.getLogger("simcse_st")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Message())
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO if first_process() else logging.ERROR)
+    logger.propagate = False
+
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+class _Message(logging.Formatter):
+    """The message alone, without this machine's token, should the hub have put it into an answer."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_token(record.getMessage())
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Prints tables as wide as the terminal, in the process that speaks."""
+    if not first_process():
+        return
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # a file has no edge to wrap at
+    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the command a failure
+        for table in tables:
+            drawn = RichTable(title=Text(table.title))
+            for number, column in enumerate(table.columns):
+                drawn.add_column(Text(column), justify="right" if number else "left", overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*map(Text, row))
+            console.print(drawn)
+        sys.stdout.flush()
+
+
+def first_process() -> bool:
+    """Whether this is the process that speaks, of those that torchrun or accelerate started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def without_token(text: str) -> str:
+    """The text without this machine's token, should a library have put it in."""
+    if "huggingface_hub.utils" not in sys.modules:  # so that none can have
+        return text
+    from huggingface_hub import get_token
+
+    return text.replace(get_token() or "\0", "(token)")
