@@ -204,9 +204,9 @@ class CheckpointCallback(TrainerCallback):
                 "train_seconds": self.train_seconds(),
                 "files": {path.relative_to(folder.parent).as_posix(): path.stat().st_size for path in files},
             }
-            write_json(folder / _COMPLETE, record)
             if self.best.history:
                 flush(self.best.history)
+            write_json(folder / _COMPLETE, record)  # from here on it counts
             for path in (folder / _COMPLETE, folder, folder.parent, folder.parent.parent):
                 flush(path)
             for other in folder.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
