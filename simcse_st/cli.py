@@ -204,22 +204,21 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure models side by side."""
-    from simcse_st.places import check_pooling_name, locate_here
+    from simcse_st.folder import EVALUATION, check_record
+    from simcse_st.places import check_poolings, locate_here
     from simcse_st.tables import evaluation_tables, task_names
 
     task_names(tasks.split(","))
-    check_pooling_name(pooling)
-    for model in models:
-        locate_here(model)
-    sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
-    quiet_libraries()
-
-    from simcse_st.measuring import RECORD
-    from simcse_st.measuring import evaluate as measure
-
+    check_poolings([locate_here(model) for model in models], pooling)
     if output is None:
         is_run = len(models) == 1 and (Path(models[0]) / "recipe.yaml").is_file()
         output = Path(models[0]) if is_run else Path("evaluation")
+    check_record(output / EVALUATION)
+    sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
+    quiet_libraries()
+
+    from simcse_st.measuring import evaluate as measure
+
     record = measure(
         models,
         tasks=tasks,
@@ -232,7 +231,7 @@ def evaluate(
         mteb=mteb.split(",") if mteb else (),
     )
     print_tables(evaluation_tables(record))
-    print(f"{output / RECORD}: every number with what it is over, and the most confident mistakes")
+    print(f"{output / EVALUATION}: every number with what it is over, and the most confident mistakes")
 
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]

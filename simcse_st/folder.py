@@ -12,10 +12,11 @@ from typing import Any
 from simcse_st.errors import InputError
 
 MARK = "recipe.yaml"
+EVALUATION = "evaluation.json"
 # All that any command leaves in a folder of its own beside that. The results go first: what is half removed must not
 # look like a finished run.
 _RECORDS = (
-    "results.json", "manifest.json", "environment.json", "history.jsonl", "evaluation.json", "push.json",
+    "results.json", "manifest.json", "environment.json", "history.jsonl", EVALUATION, "push.json",
     "train.jsonl", "figures", "model", "checkpoints",
 )  # fmt: skip
 
@@ -49,6 +50,16 @@ def check_folder(folder: Path, overwrite: bool, *, resumable: bool = False) -> N
             path.rmdir()
     except OSError as error:
         raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
+
+
+def check_record(path: Path) -> None:
+    """Makes sure that a record may stand there.
+
+    Raises:
+        InputError: A file is where its folder must be, or a folder where it must be.
+    """
+    if (path.parent.exists() and not path.parent.is_dir()) or path.is_dir():
+        raise InputError(f"--output: {path.parent} must be a folder, and {path.name} in it a file")
 
 
 def check_writable(folder: Path) -> None:

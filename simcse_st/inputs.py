@@ -102,7 +102,7 @@ def check_machine(recipe: Recipe, devices: int) -> None:
         raise InputError("model.attention: flash_attention_2 takes a GPU, and training.precision fp16 or bf16")
     if recipe.training.batch_size % devices:
         raise InputError(
-            f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} process(es)"
+            f"training.batch_size is {recipe.training.batch_size}, but must be a multiple of the {devices} processes"
         )
     if devices == 1 and torch.cuda.device_count() > 1:
         raise InputError(

@@ -13,10 +13,10 @@ from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
-from simcse_st.folder import write_json
+from simcse_st.folder import EVALUATION, check_record, write_json
 from simcse_st.leaderboard import find_tasks, run_tasks
 from simcse_st.loading import describe_model, load_model
-from simcse_st.places import Located, check_pooling, check_pooling_name, locate_model
+from simcse_st.places import Located, check_poolings, locate_model
 from simcse_st.preparing import source_of
 from simcse_st.recipe import load_recipe
 from simcse_st.scoring import average, score_model
@@ -29,7 +29,6 @@ PROTOCOL = (
     "pairs of distinct dev sentences; retrieval: the second sentence of those dev pairs among all other distinct dev "
     "sentences, ties against the model"
 )
-RECORD = "evaluation.json"
 
 
 def evaluate(
@@ -70,11 +69,16 @@ def evaluate(
     names = [references] if isinstance(references, (str, Path)) else list(references)
     if not names:
         raise InputError("no model to evaluate")
-    path = Path(output) / RECORD if output else None
-    _check_output(path, figures)
+    path = Path(output) / EVALUATION if output else None
+    if path:
+        check_record(path)
+    if figures and path is None:
+        raise InputError("figures need an output folder")
+    if figures:
+        check_matplotlib()
     leaderboard = find_tasks(mteb) if mteb else []
     found = [locate_model(name) for name in names]
-    _check_pooling(pooling, found)
+    check_poolings(found, pooling)
     data = _load_data(wanted, found, dev, test, senteval)
     earlier = _earlier(path) if path and path.exists() else {"models": [], "data": {}}
     measured: list[dict[str, Any]] = []
@@ -131,27 +135,6 @@ def _record(data: dict[str, GradedPairs], models: list[dict[str, Any]], model: S
         "models": models,
         "environment": describe_environment(model.device, models[-1]["precision"]),
     }
-
-
-def _check_output(path: Path | None, figures: bool) -> None:
-    """Makes sure before anything is computed that it can be written."""
-    if figures and path is None:
-        raise InputError("figures need an output folder")
-    if figures:
-        check_matplotlib()
-    if path and ((path.parent.exists() and not path.parent.is_dir()) or path.is_dir()):
-        raise InputError(f"--output: {path.parent} must be a folder, and {path.name} in it a file")
-
-
-def _check_pooling(pooling: str | None, found: Sequence[Located]) -> None:
-    check_pooling_name(pooling)
-    if pooling and not any(model.is_bare for model in found):
-        raise InputError(
-            f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "
-            f"name it {found[0].name}:{pooling}"
-        )
-    for model in found:
-        check_pooling(model, pooling)
 
 
 def _load_data(
@@ -254,7 +237,7 @@ def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str,
         if model["model_sha256"] == model_sha256:
             for scores in model["tasks"].values():
                 if "pairs_sha256" in scores:
-                    known[scores["pairs_sha256"]] = {"from": RECORD, **scores}
+                    known[scores["pairs_sha256"]] = {"from": EVALUATION, **scores}
     return known
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,14 +124,26 @@ def _not_of_a_recipe() -> Iterator[None]:
         raise InputError(str(error).removeprefix("model.base: ")) from error.__cause__
 
 
-def check_pooling_name(pooling: str | None) -> None:
-    """Makes sure that it is one of ``POOLINGS``, if one is given.
+def check_poolings(found: Sequence[Located | None], pooling: str | None) -> None:
+    """Makes sure that bare encoders can be read, and that there are some if a pooling is given.
+
+    Args:
+        found: The models; None for one that has not been fetched.
+        pooling: How to read those that are bare.
 
     Raises:
-        InputError: It is none.
+        InputError: There is no such pooling, or it says nothing, or nothing says how to read a model.
     """
     if pooling and pooling not in POOLINGS:
         raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
+    here = [model for model in found if model]
+    if pooling and len(here) == len(found) and not any(model.is_bare for model in here):
+        raise InputError(
+            f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "
+            f"name it {here[0].name}:{pooling}"
+        )
+    for model in here:
+        check_pooling(model, pooling)
 
 
 def check_pooling(found: Located, pooling: str | None) -> None:

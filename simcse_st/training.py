@@ -25,11 +25,11 @@ from simcse_st.data import file_sha256
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation import STSEvaluator
-from simcse_st.folder import MARK, check_folder, make_folder, write_json
+from simcse_st.folder import EVALUATION, MARK, check_folder, make_folder, write_json
 from simcse_st.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loading import describe_model
 from simcse_st.loss import SimCSELoss
-from simcse_st.measuring import RECORD, measure_run
+from simcse_st.measuring import measure_run
 from simcse_st.modeling import weights_sha256
 from simcse_st.places import resolve
 from simcse_st.publishing import differences, write_card
@@ -177,7 +177,7 @@ def _record(
         "batches": seen.summary(),
     }
     write_json(folder / "results.json", results)
-    write_json(folder / RECORD, measure_run(recipe.name, model, inputs.dev, inputs.test, scores["test"]))
+    write_json(folder / EVALUATION, measure_run(recipe.name, model, inputs.dev, inputs.test, scores["test"]))
     write_card(folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return results

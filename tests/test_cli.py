@@ -65,6 +65,7 @@ def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         (["evaluate", "owner/name", "--tasks", "no-such"], 2),
         (["evaluate", "owner/name", "--pooling", "no-such"], 2),
         (["evaluate", "owner/name", "--test", "no-such.tsv"], 2),
+        (["evaluate", "owner/name", "--output", "/dev/null"], 2),
         (["card", "no-such"], 2),
         (["push", "no-such", "owner/name"], 2),
         (["push", "no-such", "no-owner"], 2),

@@ -183,13 +183,13 @@ def test_precision_is_that_of_the_model(tiny_base: Path, tiny_data: Path, tmp_pa
 
 def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch):
     encoded: list[str] = []
-    encode = SentenceTransformer.encode
+    forward = SentenceTransformer.forward
 
-    def counted(self: SentenceTransformer, texts: list[str], **options: object) -> object:
-        encoded.extend(texts)
-        return encode(self, texts, **options)
+    def counted(self: SentenceTransformer, features: dict, **options: object) -> object:
+        encoded.extend(self.tokenizer.batch_decode(features["input_ids"], skip_special_tokens=True))
+        return forward(self, features, **options)
 
-    monkeypatch.setattr(SentenceTransformer, "encode", counted)
+    monkeypatch.setattr(SentenceTransformer, "forward", counted)
     dev, test = (Source(str(tiny_data / f"{split}.csv")) for split in ("dev", "test"))
     evaluate([str(tiny_base)], pooling="mean", dev=dev, test=test)
     texts = {text for split in ("dev", "test") for pair in read_csv(tiny_data / f"{split}.csv") for text in pair[:2]}
