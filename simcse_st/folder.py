@@ -35,7 +35,8 @@ def check_folder(folder: Path, overwrite: bool, *, resumable: bool = False) -> N
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--output: {folder} is a file, but must name a folder")
-        if folder.is_dir() and any(folder.iterdir()):
+        begun = f"{MARK}.part"  # all that is there if a command was killed as it began
+        if folder.is_dir() and any(path.name != begun for path in folder.iterdir()):
             if not overwrite:
                 on = "go on with --resume, " if resumable else ""
                 raise InputError(

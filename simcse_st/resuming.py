@@ -57,7 +57,9 @@ class Checkpoint:
     def damage(self) -> str:
         """What of it is not there as it was written; "" if all is."""
         for name, size in self.files.items():
-            path = self.folder.parent / name
+            path, (place, *inside) = self.folder.parent / name, Path(name).parts
+            if not (self.folder.parent / place).exists() and self.step >= self.total_steps:
+                path = self.folder.parent.parent.joinpath("model", *inside)  # which the best weights become at the end
             if not path.is_file():
                 return f"{path} is missing"
             if path.stat().st_size != size:

@@ -274,6 +274,20 @@ def test_another_base_is_not_gone_on_with(stopped: Path, recipe: Recipe, tmp_pat
         train(recipe, tmp_path / "run", resume=True)
 
 
+def test_a_run_killed_where_folders_change_goes_on(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the recipe is written, and when the best weights have become the model."""
+    train(recipe, tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml.part").write_text("name: ti")
+    with monkeypatch.context() as patch:
+        stop_at(15, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run", resume=True)
+    next((tmp_path / "run" / "checkpoints").glob("best-*")).rename(tmp_path / "run" / "model")
+    train(recipe, tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 def test_a_run_killed_at_its_very_end_is_finished(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     train(recipe, tmp_path / "run")
     before = outcome(tmp_path / "run")
