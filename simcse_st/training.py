@@ -92,6 +92,7 @@ def train(
 
 
 def _train(recipe: Recipe, folder: Path, process: PartialState, *, resume: bool) -> TrainResult:
+    """What :func:`train` does where there is something to do."""
     load_template()  # a card that cannot be made is known before hours are spent
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
     environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
