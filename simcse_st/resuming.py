@@ -234,7 +234,7 @@ def stoppable(saver: CheckpointCallback, folder: Path) -> Iterator[None]:
         KeyboardInterrupt: The run was stopped.
     """
     try:
-        with disk_errors(folder), _finish_the_step(saver):
+        with disk_errors(folder / "checkpoints"), _finish_the_step(saver):
             yield
         if saver.stop:
             raise KeyboardInterrupt
