@@ -1,8 +1,9 @@
-"""What stands in a batch: its layout, its false negatives, the rows of all devices, and how much the loss saw."""
+"""What stands in a batch: its layout, its words, its false negatives, all devices' rows, and how much the loss saw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sentence_transformers.util import all_gather, all_gather_with_grad
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -91,6 +92,47 @@ def chunk_ranges(lengths: Sequence[int], pass_cost: int) -> list[tuple[int, int]
         ranges.append((int(edges[best_begin[end]]), int(edges[end])))
         end = best_begin[end]
     return ranges[::-1]
+
+
+@contextmanager
+def words_looked_up_once(words: nn.Module | None, features: Sequence[dict[str, Tensor]]) -> Iterator[None]:
+    """Within this, all passes of an encoder over a batch take their words' vectors from one lookup.
+
+    The gradient of a lookup is as large as the whole vocabulary, and every pass would fill one with zeros and add it to
+    the last. The vectors stay the same, and the gradients but for the order in which they are summed.
+
+    Args:
+        words: The encoder's word embeddings. Any but a plain table on the CPU that is trained and wholly here is left
+            alone.
+        features: The batches that the passes are cut from.
+    """
+    if not (
+        type(words) is nn.Embedding  # not a subclass, which may do more than look up
+        and type(words.weight) is nn.Parameter
+        and words.weight.shape == (words.num_embeddings, words.embedding_dim)  # sharded weights have other shapes
+        and words.weight.requires_grad
+        and torch.is_grad_enabled()
+        and not (words.sparse or words.scale_grad_by_freq or words.max_norm)
+        and words.weight.device.type == "cpu"  # a GPU has no more than one pass, and memory so fast that it is nothing
+        and all("input_ids" in feature for feature in features)
+    ):
+        yield
+        return
+    ids = torch.cat([feature["input_ids"].flatten() for feature in features]).unique()
+    vectors = F.embedding(ids, words.weight, words.padding_idx)
+
+    def look_up(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        # A compiled pass would have to be compiled again for each batch's words.
+        if torch.compiler.is_compiling() or not inputs:
+            return None
+        places = torch.searchsorted(ids, inputs[0].contiguous()).clamp(max=len(ids) - 1)
+        return F.embedding(places, vectors) if torch.equal(ids[places], inputs[0]) else None
+
+    handle = words.register_forward_hook(look_up)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def false_negatives(local: Tensor, all_rows: Tensor, target: Tensor) -> Tensor:

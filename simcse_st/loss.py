@@ -16,7 +16,15 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
-from simcse_st.batch import BatchFacts, chunk_ranges, columns_layout, count_rows, false_negatives, gather_rows
+from simcse_st.batch import (
+    BatchFacts,
+    chunk_ranges,
+    columns_layout,
+    count_rows,
+    false_negatives,
+    gather_rows,
+    words_looked_up_once,
+)
 from simcse_st.mlm import MaskedLanguageModel
 
 # What one more forward pass costs on a CPU, in tokens: it goes through all weights and their gradients once more.
@@ -134,7 +142,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         # CachedLossMixin cuts batches by these two, whether or not gradients are cached.
         self.mini_batch_size = mini_batch_size or chunk_size or sys.maxsize
         self._saves_padding = model.device.type == "cpu" and chunk_size is None
-        # In a tuple, since it is a module of the model and not of this loss.
+        # In tuples, since they are modules of the model and not of this loss.
+        self._input_module = (model[0],)
         self._before_head = ([module for module in model if not isinstance(module, Normalize)][-1],)
         self.head = _head(self._before_head[0], model.device) if train_only_head else None
         if not _is_number(mlm_weight) or mlm_weight < 0:
@@ -177,15 +186,16 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             raise ValueError("mask_false_negatives compares texts: use SimCSECollator as data_collator")
         if self.uses_gradient_cache:
             return self.forward_cached(features, layout)
-        reps = [
-            [
-                chunk
-                for chunk, _ in self.embed_minibatch_iter(
-                    feature, with_grad=True, copy_random_state=False, ranges=self._chunks(feature)
-                )
+        with words_looked_up_once(_word_embeddings(self._input_module[0]), features):
+            reps = [
+                [
+                    chunk
+                    for chunk, _ in self.embed_minibatch_iter(
+                        feature, with_grad=True, copy_random_state=False, ranges=self._chunks(feature)
+                    )
+                ]
+                for feature in features
             ]
-            for feature in features
-        ]
         loss = self.calculate_loss(reps, layout)
         if self.mlm is not None and torch.is_grad_enabled():  # masks are drawn anew: no term for an evaluation
             terms = [self.mlm(feature) for feature in features]
@@ -356,6 +366,15 @@ def _head(before: nn.Module, device: torch.device) -> nn.Sequential:
     nn.init.normal_(linear.weight, std=0.02)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(linear, nn.Tanh())
+
+
+def _word_embeddings(module: nn.Module) -> nn.Module | None:
+    """Those of the module's encoder, if it has one, and that has any."""
+    encoder: Any = getattr(module, "auto_model", None)
+    try:
+        return encoder.get_input_embeddings() if encoder is not None else None
+    except NotImplementedError:
+        return None
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
@@ -12,11 +13,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import collect, gradients, sentences
 from simcse_st import SimCSECollator, SimCSELoss
-from simcse_st.batch import chunk_ranges
+from simcse_st.batch import chunk_ranges, words_looked_up_once
 from simcse_st.loss import CPU_PASS_COST
 
 COUNTS = {
@@ -202,6 +204,81 @@ def test_chunks_do_not_change_loss_or_gradients(chunk_size: int | None, tiny_mod
     assert value == pytest.approx(expected, abs=1e-6)
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+class Lookups(TorchDispatchMode):
+    """Counts the gradients of lookups in a table of so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.count = rows, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.aten.embedding_dense_backward.default and args[2] == self.rows
+        return func(*args, **(kwargs or {}))
+
+
+class OtherEmbedding(nn.Embedding):
+    """A kind of embedding that may do more than look up."""
+
+
+@pytest.mark.parametrize("collator", [SentenceTransformerDataCollator, SimCSECollator])
+def test_all_passes_share_one_gradient_of_the_vocabulary(collator: type, tiny_model: SentenceTransformer):
+    texts = sentences(30)
+    rows = [{"anchor": texts[i], "positive": texts[i + 10], "negative": texts[i + 20]} for i in range(10)]
+    features = collect(collator(tiny_model.preprocess)(rows))
+    model = copy.deepcopy(tiny_model).train()
+    words = model[0].auto_model.get_input_embeddings()
+    other = copy.deepcopy(model)
+    plain = OtherEmbedding(*words.weight.shape, words.padding_idx)
+    plain.load_state_dict(words.state_dict())
+    other[0].auto_model.set_input_embeddings(plain)
+
+    passes: list[object] = []
+    model[0].register_forward_pre_hook(lambda *call: passes.append(call))
+    found = []
+    for each in (model, other):
+        torch.manual_seed(1)
+        with Lookups(len(words.weight)) as lookups:
+            found.append((*loss_and_gradients(SimCSELoss(each, chunk_size=7), features), lookups.count))
+    (value, ours, count), (expected, theirs, every) = found
+
+    assert count == 1
+    assert every == len(passes) > 2
+    assert value == expected  # dropout draws and vectors are the same
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=1e-6, rtol=1e-5)
+    assert not words._forward_hooks
+
+
+@pytest.mark.parametrize("change", ["frozen", "sparse", "max_norm", "scale_grad_by_freq"])
+def test_other_lookups_are_left_alone(change: str, tiny_model: SentenceTransformer):
+    model = copy.deepcopy(tiny_model)
+    words = model[0].auto_model.get_input_embeddings()
+    if change == "frozen":
+        words.weight.requires_grad_(False)
+    else:
+        setattr(words, change, True)
+    with words_looked_up_once(words, [{"input_ids": torch.tensor([[1, 2]])}]):
+        assert not words._forward_hooks
+
+
+def test_what_stands_for_padding_is_not_trained():
+    words, plain = nn.Embedding(9, 4, padding_idx=0), nn.Embedding(9, 4, padding_idx=0)
+    ids = torch.tensor([[1, 5, 5, 0]])
+    with words_looked_up_once(words, [{"input_ids": ids}]):
+        (words(ids).sum() + words(ids).sum()).backward()
+    (plain(ids).sum() * 2).backward()
+    torch.testing.assert_close(words.weight.grad, plain.weight.grad)
+
+
+def test_words_that_are_not_in_the_batch_are_looked_up_too():
+    words = nn.Embedding(9, 4)
+    with words_looked_up_once(words, [{"input_ids": torch.tensor([[1, 5]])}]):
+        assert words._forward_hooks
+        for ids in ([[5, 1, 1]], [[0]], [[5, 8]], [[3, 1]]):
+            torch.testing.assert_close(words(torch.tensor(ids)), words.weight[torch.tensor(ids)], rtol=0, atol=0)
 
 
 def test_half_precision_is_computed_in_float32(tiny_model: SentenceTransformer):
