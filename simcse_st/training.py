@@ -14,7 +14,6 @@ import torch
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import distributed_evaluation
-from torch import Tensor
 from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
@@ -223,31 +222,14 @@ def _load_result(folder: Path, device: str) -> TrainResult:
 
 
 class SimCSETrainer(SentenceTransformerTrainer):
-    """The stock trainer without its model card callback, and in less memory on a CPU.
+    """The stock trainer without its model card callback.
 
-    That callback fails on a column that mixes strings and null, looks things up on the hub, and quotes training data.
-    The rest, and all arguments, are the stock trainer's.
+    That one fails on a column that mixes strings and null, looks things up on the hub, and quotes training data. The
+    rest, and all arguments, are the stock trainer's.
     """
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Adds none."""
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The stock step; in float32 on a CPU without oneDNN, unless that multiplies the matrices.
-
-        All that is left to it then is GELU, which PyTorch computes as fast itself. But oneDNN keeps what it prepared
-        for the last 1024 shapes, and no two batches are alike in theirs: strewn among the activations, that left so
-        many holes between them that a process took a fifth more memory than it needed, and grew.
-        """
-        onednn: Any = torch.backends.mkldnn
-        in_float32 = not (self.args.bf16 or self.args.fp16)
-        if not (self.args.device.type == "cpu" and in_float32 and torch.backends.mkl.is_available()):
-            return super().training_step(*args, **kwargs)
-        before, onednn.enabled = onednn.enabled, False
-        try:
-            return super().training_step(*args, **kwargs)
-        finally:
-            onednn.enabled = before
 
 
 def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from simcse_st import cli
 from simcse_st.tables import Table
@@ -262,3 +264,25 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture):
     print_tables([Table("[title]", ["", "n\n[1]"], [[name, "1"] for name in names])])
     out = capsys.readouterr().out
     assert all(text in out for text in (*names, "[title]", "[1]"))
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no oneDNN of its own for GELU")
+@pytest.mark.parametrize(("chosen", "missed", "hit"), [(None, 60, 60), ("1024", 30, 90)])
+def test_onednn_keeps_few_shapes_unless_told(chosen: str | None, missed: int, hit: int):
+    """Thirty shapes, each computed twice in a row, and all once more: with a few kept, all are prepared anew."""
+    program = """
+from simcse_st.terminal import set_environment
+set_environment()
+import torch
+for _ in range(2):
+    for rows in range(64, 94):
+        for _ in range(2):
+            torch.nn.functional.gelu(torch.ones(rows, 64))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONEDNN_")}
+    environment |= {"ONEDNN_VERBOSE": "profile_create"} | (
+        {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": chosen} if chosen else {}
+    )
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert (output.count("create:cache_miss"), output.count("create:cache_hit")) == (missed, hit)

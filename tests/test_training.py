@@ -335,40 +335,6 @@ def test_missing_negatives_in_a_plain_script(trainer_class: type, missing: objec
     assert trainer.loss.seen.sentences == 16 + 5
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="oneDNN multiplies the matrices here")
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_step_in_float32_does_without_onednn(bf16: bool, tiny_base: Path, tmp_path: Path):
-    texts = sentences(16)
-    model = build_model(tiny_base, device="cpu")
-    seen: list[bool] = []
-    look = lambda *call: seen.append(bool(torch.backends.mkldnn.enabled))  # noqa: E731
-    model.register_forward_hook(look)
-    next(model.parameters()).register_hook(look)
-    trainer = SimCSETrainer(
-        model=model,
-        args=SentenceTransformerTrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=4,
-            max_steps=2,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            bf16=bf16,
-        ),
-        train_dataset=Dataset.from_dict({"anchor": texts[:8], "positive": texts[8:]}),
-        loss=SimCSELoss(model),
-        data_collator=SimCSECollator(model.preprocess),
-    )
-    trainer.train()
-    assert len(seen) >= 4  # forward and backward
-    assert set(seen) == {bf16}
-    assert torch.backends.mkldnn.enabled
-    trainer.loss.temperature = None  # which stops the step
-    with pytest.raises(TypeError):
-        trainer.train()
-    assert torch.backends.mkldnn.enabled
-
-
 def test_the_saved_model_needs_only_stock_modules(recipe: Recipe, tmp_path: Path):
     train(recipe, tmp_path / "run")
     modules = json.loads((tmp_path / "run" / "model" / "modules.json").read_text())
