@@ -113,7 +113,7 @@ def words_looked_up_once(words: nn.Module | None, features: Sequence[dict[str, T
         and words.weight.requires_grad
         and torch.is_grad_enabled()
         and not (words.sparse or words.scale_grad_by_freq or words.max_norm)
-        and words.weight.device.type == "cpu"  # a GPU has no more than one pass, and memory so fast that it is nothing
+        and words.weight.device.type == "cpu"  # a GPU fills and adds them in no time
         and all("input_ids" in feature for feature in features)
     ):
         yield

@@ -28,7 +28,8 @@ from simcse_st.batch import (
 from simcse_st.mlm import MaskedLanguageModel
 
 # What one more forward pass costs on a CPU, in tokens: it goes through all weights and their gradients once more.
-# Tried from 32 to 72 on two cores: an encoder of BERT-base's size and a small one are as fast with either.
+# Tried at 32, 48 and 72 on two cores: within that machine's noise, an encoder of BERT-base's size and a small one are
+# as fast with either.
 CPU_PASS_COST = 48
 
 LOWEST_TEMPERATURE = 1e-6  # cosines over less lose their differences in float32

@@ -3,8 +3,8 @@
     python tests/benchmarks/memory_growth.py [BASE]
 
 Trains in a fresh process, and prints the least and the most memory that it holds in every 25 steps, and how both have
-grown from the 25 steps before step 50 to the last. A step holds more than half as much again as what is left after it,
-so that a single look would tell when it was taken.
+grown from the 25 steps before step 50 to the last. A step holds some fifth more than what is left after it, so that a
+single look would tell when it was taken.
 """
 
 from __future__ import annotations
