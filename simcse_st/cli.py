@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -97,17 +96,14 @@ def train(
     _check_places(chosen)
     quiet_libraries()
 
-    from tqdm.contrib.logging import logging_redirect_tqdm
+    if numbers:
+        from simcse_st.experiments import seeds_table, train_seeds
 
-    with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
-        if numbers:
-            from simcse_st.experiments import seeds_table, train_seeds
+        print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
+    else:
+        from simcse_st import training
 
-            print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
-        else:
-            from simcse_st import training
-
-            _print_result(training.train(chosen, output, overwrite=overwrite, resume=resume))
+        _print_result(training.train(chosen, output, overwrite=overwrite, resume=resume))
 
 
 @app.command()
@@ -138,12 +134,9 @@ def ablate(
     _check_places(chosen)
     quiet_libraries()
 
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     from simcse_st import experiments
 
-    with logging_redirect_tqdm([logging.getLogger("simcse_st")]):
-        record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
+    record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
     print_tables(experiments.ablation_tables(record))
 
 

@@ -31,7 +31,7 @@ def quiet_libraries() -> None:
     for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logger = logging.getLogger("simcse_st")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lines(sys.stderr)
     handler.setFormatter(_Message())
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if first_process() else logging.ERROR)
@@ -40,6 +40,16 @@ def quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+class _Lines(logging.StreamHandler):
+    """Writes above a bar, and each line in one piece with its end: an interrupt cuts none short."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
 
 
 class _Message(logging.Formatter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from simcse_st import cli
 from simcse_st.tables import Table
-from simcse_st.terminal import print_tables
+from simcse_st.terminal import print_tables, quiet_libraries
 
 TORCH_FREE = """
 import sys
@@ -188,6 +191,25 @@ def test_sigterm_before_training_ends_as_ctrl_c_does(tmp_path: Path):
     assert errors.splitlines()[-1] == "simcse-st: interrupted; the same command and --resume goes on"
     assert "Traceback" not in errors
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch: pytest.MonkeyPatch):
+    class Pieces(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stderr", Pieces())
+    monkeypatch.setattr(logging.getLogger("simcse_st"), "handlers", [])
+    quiet_libraries()
+    with tqdm(total=2, ncols=40):
+        drawn = len(pieces)
+        logging.getLogger("simcse_st.training").info("step 1 of 2")
+        line = pieces.index("step 1 of 2\n", drawn)
+        assert line > drawn  # what clears the bar
+        assert not "".join(pieces[drawn:line]).strip()
+        assert "0/2" in "".join(pieces[line:])
 
 
 def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
