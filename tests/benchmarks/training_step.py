@@ -35,6 +35,7 @@ from transformers.utils import logging
 from simcse_st import SimCSECollator, SimCSELoss, SimCSETrainer, build_model
 from simcse_st.data import Source, load_pairs
 from simcse_st.places import resolve
+from simcse_st.terminal import set_environment
 
 WARM_UP = 2  # steps of each turn that do not count
 KINDS = {  # of the profile, by parts of the names of PyTorch's operations; the first that fits
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
+    set_environment()  # as the command line does, for all of them
     rows = [row for row in load_pairs(Source(arguments.data)) if row[2]]
     columns = [[anchor, positive, negatives[0]] for anchor, positive, negatives in rows]
     data = Dataset.from_dict(
