@@ -18,7 +18,7 @@ def set_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
     # oneDNN keeps what it prepared for the last 1024 shapes, and no two batches are alike in theirs. Kept among the
     # activations of a CPU, that leaves ever more holes between them; a pass needs a few for as long as it lasts.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
