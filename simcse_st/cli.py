@@ -87,7 +87,7 @@ def train(
     _go_on_with("the same command" if seeds is not None or resume else "the same command and --resume", overwrite)
     chosen = _load_recipe(recipe, base, data, overrides)
     check_combinations(chosen)
-    numbers = _numbers(seeds)
+    numbers = _numbers(seeds, overrides)
     if seeds is None and first_process():
         from simcse_st.folder import check_folder
 
@@ -127,7 +127,7 @@ def ablate(
     _go_on_with("the same command", overwrite)
     chosen = _load_recipe(recipe, base, data, overrides)
     check_combinations(chosen)
-    numbers = _numbers(seeds)
+    numbers = _numbers(seeds, overrides)
     parts = without.split(",")
     for part in parts:
         ablated(chosen, part)
@@ -408,11 +408,13 @@ def _check_there(source: Source) -> None:
         source.paths()
 
 
-def _numbers(seeds: str | None) -> list[int]:
+def _numbers(seeds: str | None, overrides: list[str] | None) -> list[int]:
     from simcse_st.recipe import check_seeds
 
     if seeds is None:
         return []
+    if twice := [override for override in overrides or () if override.partition("=")[0].strip() == "seed"]:
+        raise InputError(f"--set {twice[0]}: the seeds of these runs are --seeds {seeds}")
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
@@ -427,19 +429,30 @@ def main() -> None:
     with contextlib.suppress(ValueError):  # not in the main thread, which alone gets signals
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = _run()
+    except KeyboardInterrupt:  # once more, while the first was dealt with
+        code = 130
+    with contextlib.suppress(ValueError):  # what is left can be cut short without a word
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+    if code == 130 and first_process():
+        print(f"simcse-st: interrupted{_going_on}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """What is asked for; gives the exit code."""
+    try:
+        return app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # 130: what typer makes of Ctrl-C
     except (typer.TyperException, InputError) as error:
-        code = _fail(error, 2)
+        return _fail(error, 2)
     except RunError as error:
-        code = _fail(error, 1)
+        return _fail(error, 1)
     except Exception:  # a fault of the program
         import traceback
 
         print(without_token(traceback.format_exc()), file=sys.stderr, end="")
-        code = 1
-    if code == 130 and first_process():  # what typer makes of Ctrl-C
-        print(f"simcse-st: interrupted{_going_on}", file=sys.stderr)
-    sys.exit(code)
+        return 1
 
 
 def _fail(error: Exception, code: int) -> int:

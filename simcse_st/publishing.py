@@ -223,9 +223,9 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(first: Recipe, second: Recipe) -> list[str]:
-    """The keys in which two recipes run differently: the card's and the description do not matter."""
+    """The keys in which two recipes differ that a run's result depends on."""
     one, other = _flat(first), _flat(second)
-    return [key for key in one if one[key] != other[key]]
+    return [key for key in one if one[key] != other[key] and key not in ("training.workers", "training.save_steps")]
 
 
 def _command(run: Run) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from sentence_transformers.util.distributed import get_world_size
+from sentence_transformers.util.distributed import get_rank, get_world_size
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -72,12 +72,18 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
     Args:
         folder: The trainer's ``output_dir``.
+
+    Raises:
+        InputError: Its record cannot be read. An older one would not do instead: its best weights may be gone.
     """
-    found = []
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{_COMPLETE}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Checkpoint(path.parent, **json.loads(path.read_text("utf-8"))))
-    return max(found, key=lambda checkpoint: checkpoint.step, default=None)
+    records = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{_COMPLETE}")
+    newest = max(records, key=lambda path: int(path.parent.name.rpartition("-")[2]), default=None)
+    if newest is None:
+        return None
+    try:
+        return Checkpoint(newest.parent, **_read(newest))
+    except TypeError:
+        raise _unreadable(newest) from None
 
 
 def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], environment: dict[str, Any]) -> Checkpoint | None:
@@ -121,7 +127,11 @@ def _read(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text("utf-8"))
         return {**record}
     except (OSError, ValueError, TypeError):
-        raise InputError(f"--resume: {path} cannot be read: begin the run again with --overwrite") from None
+        raise _unreadable(path) from None
+
+
+def _unreadable(path: Path) -> InputError:
+    return InputError(f"--resume: {path} cannot be read: begin the run again with --overwrite")
 
 
 class CheckpointCallback(TrainerCallback):
@@ -239,9 +249,10 @@ def stoppable(saver: CheckpointCallback, folder: Path) -> Iterator[None]:
         if saver.stop:
             raise KeyboardInterrupt
     except (KeyboardInterrupt, RunError) as error:
-        last = latest_checkpoint(folder / "checkpoints")
-        where = f"step {last.step} of {last.total_steps}" if last else "the beginning: there is no checkpoint yet"
-        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _OF_WRITING):
+        stopped = isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _OF_WRITING)
+        if stopped and get_rank() == 0:  # which drops superseded checkpoints, while the others would look at them
+            last = latest_checkpoint(folder / "checkpoints")
+            where = f"step {last.step} of {last.total_steps}" if last else "the beginning: there is no checkpoint yet"
             logger.warning("%s keeps what was recorded; resumed, it goes on from %s", folder, where)
         raise
 

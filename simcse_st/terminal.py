@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,21 @@ def quiet_libraries() -> None:
     logger.setLevel(logging.INFO if first_process() else logging.ERROR)
     logger.propagate = False
 
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_inventory)
+    warnings.simplefilter("ignore", FutureWarning)  # of one library to another: nobody at a terminal can follow it
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+def _is_no_inventory(record: logging.LogRecord) -> bool:
+    """Whether a record is more than the list of the weights that a checkpoint has too many or too few.
+
+    Too few are an error here, or said to be random; and too many has every checkpoint of another task.
+    """
+    text = record.getMessage()
+    listed = "LOAD REPORT" in text or "tied weights mapping" in text
+    return not listed or "MISMATCH" in text or "CONVERSION" in text
 
 
 class _Lines(logging.StreamHandler):

@@ -195,7 +195,10 @@ def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
     if not (folder / MARK).is_file():
         return False
     if differing := differences(load_recipe(folder / MARK), recipe):
-        raise InputError(f"--resume: {folder} is a run of another recipe: {', '.join(differing)}")
+        raise InputError(
+            f"--resume: {folder} is a run of another recipe: {', '.join(differing)} differ: "
+            "choose another --output, or begin it again with --overwrite"
+        )
     if not all((folder / name).is_file() for name in ("results.json", f"model/{CARD}")):  # the card is written last
         return False
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that was cut short here

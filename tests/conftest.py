@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,15 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertModel(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line leaves signals to the system when it ends, which is not the end here."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

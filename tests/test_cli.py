@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from tqdm import tqdm
+from transformers import BertConfig, BertForMaskedLM
 
-from simcse_st import cli
+from simcse_st import InputError, build_model, cli
 from simcse_st.tables import Table
 from simcse_st.terminal import print_tables, quiet_libraries
 
@@ -32,6 +34,19 @@ finally:
     constants = sys.modules.get("huggingface_hub.constants")  # which reads its settings as it is imported
     assert constants is None or constants.HF_HUB_DISABLE_PROGRESS_BARS
 """
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the logs as other tests read them."""
+    for name, keys in {
+        "simcse_st": ("handlers", "level", "propagate"),
+        "huggingface_hub": ("level",),
+        "datasets": ("level",),
+    }.items():
+        for key in keys:
+            monkeypatch.setattr(logging.getLogger(name), key, getattr(logging.getLogger(name), key))
+    monkeypatch.setattr(logging.getLogger("transformers.modeling_utils"), "filters", [])
 
 
 def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -193,7 +208,7 @@ def test_sigterm_before_training_ends_as_ctrl_c_does(tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch: pytest.MonkeyPatch):
+def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch: pytest.MonkeyPatch, logs: None):
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:
             pieces.append(text)
@@ -201,8 +216,6 @@ def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch
 
     pieces: list[str] = []
     monkeypatch.setattr(sys, "stderr", Pieces())
-    for name, was in vars(logging.getLogger("simcse_st")).items():  # other tests read the log where it was
-        monkeypatch.setattr(logging.getLogger("simcse_st"), name, was)
     quiet_libraries()
     with tqdm(total=2, ncols=40):
         drawn = len(pieces)
@@ -211,6 +224,41 @@ def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch
         assert line > drawn  # what clears the bar
         assert not "".join(pieces[drawn:line]).strip()
         assert "0/2" in "".join(pieces[line:])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_another_is_dealt_with_is_no_traceback(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def app(**kwargs: object) -> None:
+        raise KeyboardInterrupt  # out of typer, which was busy with the first
+
+    monkeypatch.setattr(cli, "app", app)
+    assert run(["train"], monkeypatch) == 130
+    assert capsys.readouterr().err.startswith("simcse-st: interrupted")
+    assert signal.getsignal(number) == signal.SIG_DFL  # one more, as the process ends, is silent too
+
+
+def test_what_a_checkpoint_has_too_many_is_silent_and_what_does_not_fit_is_not(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: None
+):
+    said: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [handler])
+    folder = shutil.copytree(tiny_base, tmp_path / "model")
+    BertForMaskedLM(BertConfig.from_pretrained(folder)).save_pretrained(folder)
+    build_model(folder)
+    assert any("LOAD REPORT" in text and "UNEXPECTED" in text for text in said)
+    quiet_libraries()
+    said.clear()
+    build_model(folder)
+    assert said == []
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 64', '"intermediate_size": 63'))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        build_model(folder)
+    assert any("LOAD REPORT" in text and "MISMATCH" in text for text in said)
 
 
 def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
@@ -262,6 +310,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["report", "nowhere"], "nowhere: no results.json, seeds.json, ablation.json or evaluation.json"),
         (["ablate", "quickstart", "--without", "negatives"], "--without: no part 'negatives': did you mean "),
         (["ablate", "quickstart", "--without", "hard-negatives", "--seeds", "1,x"], "--seeds 1,x: give whole numbers"),
+        (["train", "--seeds", "1,2", "--set", "seed=3"], "--set seed=3: the seeds of these runs are --seeds 1,2"),
         (["train", "--seeds", ""], "--seeds : give whole numbers with commas"),
         (["train", "--seeds", "1,1"], "--seeds: give different whole numbers"),
         (["prepare", "quickstart", "--data", "none.tsv"], "none.tsv: no such file"),

@@ -250,6 +250,7 @@ def damage(name: str, folder: Path) -> None:
         ("checkpoints/checkpoint-7/trainer_state.json", "trainer_state.json is missing"),
         ("-checkpoints/checkpoint-7/optimizer.pt", "optimizer.pt has .* bytes, not "),
         ("-checkpoints/checkpoint-7/model.safetensors", "model.safetensors has .* bytes, not "),
+        ("-checkpoints/checkpoint-7/simcse_st.json", "checkpoint-7/simcse_st.json cannot be read"),
         ("checkpoints/best-*", "checkpoints/best-4/.* is missing"),
         ("history.jsonl", "history.jsonl is shorter than it was"),
         ("-history.jsonl", "history.jsonl is shorter than it was"),
@@ -265,6 +266,13 @@ def test_a_damaged_run_is_not_gone_on_with(name: str, message: str, stopped: Pat
     with pytest.raises(InputError, match=f"--resume: .*{message}.*--overwrite"):
         train(recipe, folder, resume=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_it_goes_on_with_other_workers_and_checkpoints(stopped: Path, recipe: Recipe, tmp_path: Path):
+    shutil.copytree(stopped, tmp_path / "run")
+    train(recipe, tmp_path / "whole")
+    train(with_(recipe, "training", workers=1, save_steps=5), tmp_path / "run", resume=True)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_another_base_is_not_gone_on_with(stopped: Path, recipe: Recipe, tmp_path: Path):
