@@ -80,7 +80,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
-    from simcse_st.recipe import check_combinations
+    from simcse_st.folder import SEEDS, check_folder, check_group
+    from simcse_st.recipe import check_combinations, check_same
 
     if overwrite and resume:
         raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
@@ -88,11 +89,14 @@ def train(
     chosen = _load_recipe(recipe, base, data, overrides)
     check_combinations(chosen)
     numbers = _numbers(seeds, overrides)
-    if seeds is None and first_process():
-        from simcse_st.folder import check_folder
-
-        output = output or Path("runs") / chosen.name
-        check_folder(output, overwrite or resume, resumable=True)
+    output = output or Path("runs") / (chosen.name if seeds is None else f"{chosen.name}-seeds")
+    if seeds is not None:
+        check_group(output, *SEEDS)
+    else:
+        if first_process():
+            check_folder(output, overwrite or resume, resumable=True)
+        if resume:
+            check_same(output, chosen)
     _check_places(chosen)
     quiet_libraries()
 
@@ -122,6 +126,7 @@ def ablate(
     overwrite: _Overwrite = False,
 ) -> None:
     """Run a recipe with and without a part of it."""
+    from simcse_st.folder import ABLATION, check_group
     from simcse_st.recipe import ablated, check_combinations
 
     _go_on_with("the same command", overwrite)
@@ -131,6 +136,8 @@ def ablate(
     parts = without.split(",")
     for part in parts:
         ablated(chosen, part)
+    output = output or Path("runs") / f"{chosen.name}-ablation"
+    check_group(output, *ABLATION)
     _check_places(chosen)
     quiet_libraries()
 

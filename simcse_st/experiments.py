@@ -12,11 +12,10 @@ from typing import Any
 from sentence_transformers.util.distributed import get_rank
 
 from simcse_st.errors import InputError, nearest
-from simcse_st.folder import write_json
+from simcse_st.folder import ABLATION, SEEDS, check_group, write_json
 from simcse_st.inputs import check_machine
 from simcse_st.loading import load_model
-from simcse_st.publishing import differences
-from simcse_st.recipe import ABLATIONS, Recipe, ablated, check_seeds, load_recipe
+from simcse_st.recipe import ABLATIONS, Recipe, ablated, check_seeds, differences, load_recipe
 from simcse_st.report import spread_of
 from simcse_st.tables import Table, plus_minus
 from simcse_st.training import train
@@ -44,7 +43,7 @@ def train_seeds(
     """
     check_seeds(seeds)
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-seeds"
-    _check_own(folder, "seeds.json", "seed-")
+    check_group(folder, *SEEDS)
     plan = _plan({"": recipe}, seeds, folder, overwrite)
     runs = [_run(*plan["", seed], overwrite) for seed in seeds]
     _check_same(runs, "prepared_sha256")
@@ -84,7 +83,7 @@ def ablate(
     if not changed:
         raise InputError(f"--without: name a part; {nearest('', ABLATIONS)}")
     folder = Path(output) if output else Path("runs") / f"{recipe.name}-ablation"
-    _check_own(folder, "ablation.json", "full", "without-")
+    check_group(folder, *ABLATION)
     names = {"full": recipe, **{f"without-{name}": ablation for name, ablation in changed.items()}}
     plan = _plan(names, seeds, folder, overwrite)
     full = [_run(*plan["full", seed], overwrite) for seed in seeds]
@@ -144,16 +143,6 @@ def ablation_tables(record: dict[str, Any]) -> list[Table]:
         Table(f"{record['recipe']}: Spearman x100 of the kept steps, same seed in a row", ["", "seed", *heads], rows),
         Table(f"Gain on dev at the same step, {over}", ["", "step", "dev gain"], by_step),
     ]
-
-
-def _check_own(folder: Path, record: str, *prefixes: str) -> None:
-    """Makes sure that runs are not put among the files of something else."""
-    if folder.is_dir() and not (folder / record).is_file():
-        other = [path.name for path in folder.iterdir() if not path.name.startswith(prefixes)]
-        if other:
-            raise InputError(f"{folder} holds other things ({other[0]!r}): choose another --output")
-    elif folder.exists() and not folder.is_dir():
-        raise InputError(f"--output: {folder} is a file, but must name a folder")
 
 
 def _plan(

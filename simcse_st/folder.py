@@ -53,6 +53,29 @@ def check_folder(folder: Path, overwrite: bool, *, resumable: bool = False) -> N
         raise InputError(f"--output: cannot write to {str(folder)[:200]!r}: {error.strerror}") from None
 
 
+SEEDS = ("seeds.json", "seed-")  # the record of a group of runs, and how the names of the others in it begin
+ABLATION = ("ablation.json", "full", "without-")
+
+
+def check_group(folder: Path, record: str, *prefixes: str) -> None:
+    """Makes sure that runs are not put among the files of something else.
+
+    Args:
+        folder: The folder of a group of runs.
+        record: The name of the group's record.
+        *prefixes: How the names of all else in it begin.
+
+    Raises:
+        InputError: It holds something else, or is a file.
+    """
+    if folder.is_dir() and not (folder / record).is_file():
+        other = [path.name for path in folder.iterdir() if not path.name.startswith(prefixes)]
+        if other:
+            raise InputError(f"{folder} holds other things ({other[0]!r}): choose another --output")
+    elif folder.exists() and not folder.is_dir():
+        raise InputError(f"--output: {folder} is a file, but must name a folder")
+
+
 def check_record(path: Path) -> None:
     """Makes sure that a record may stand there.
 

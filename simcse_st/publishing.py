@@ -17,7 +17,7 @@ from simcse_st.card import CARD, load_template, render_card
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import write_text
 from simcse_st.places import PACKAGE_SCHEME
-from simcse_st.recipe import Recipe, load_recipe, shipped_recipes
+from simcse_st.recipe import Recipe, flat_keys, load_recipe, shipped_recipes
 
 PUSHED = "push.json"
 
@@ -222,15 +222,9 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(exclude={"name", "seed", "description", "card"})
 
 
-def differences(first: Recipe, second: Recipe) -> list[str]:
-    """The keys in which two recipes differ that a run's result depends on."""
-    one, other = _flat(first), _flat(second)
-    return [key for key in one if one[key] != other[key] and key not in ("training.workers", "training.save_steps")]
-
-
 def _command(run: Run) -> str:
     """The command that runs a recipe again: the shipped recipe that is nearest, and what differs from it."""
-    wanted = _flat(run.recipe)
+    wanted = flat_keys(run.recipe)
     if run.results["base_model"] is None and not wanted["model.base"].startswith(PACKAGE_SCHEME):
         wanted["model.base"] = "path/to/the/base"  # not even its name
     for split in ("train", "dev", "test"):
@@ -240,22 +234,13 @@ def _command(run: Run) -> str:
             wanted[f"data.{split}"] = [*map(_elsewhere, reference)] if several else _elsewhere(reference)
     differing = {}
     for name in shipped_recipes():
-        shipped = _flat(load_recipe(name))
+        shipped = flat_keys(load_recipe(name))
         differing[name] = {key: value for key, value in wanted.items() if value != shipped[key]}
     nearest = min(differing, key=lambda name: len(differing[name]))
     processes = run.environment["devices"]
     start = f"torchrun --nproc-per-node {processes} -m simcse_st" if processes > 1 else "simcse-st"
     options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in differing[nearest].items()]
     return " \\\n  --set ".join([f"{start} train {nearest}", *options])
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """The keys that make a run, as ``--set`` names them."""
-    flat: dict[str, Any] = {}
-    for key, value in recipe.model_dump(mode="json", exclude={"card", "description"}).items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {key: value} if inner is None else {f"{key}.{name}": inner[name] for name in inner}
-    return flat
 
 
 def _elsewhere(reference: str) -> str:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
+from simcse_st.folder import MARK
 from simcse_st.schema import HubDataset, Recipe
 
 __all__ = [
@@ -24,7 +25,10 @@ __all__ = [
     "Recipe",
     "ablated",
     "check_combinations",
+    "check_same",
     "check_seeds",
+    "differences",
+    "flat_keys",
     "load_recipe",
     "shipped_recipes",
 ]
@@ -124,6 +128,38 @@ def ablated(recipe: Recipe, name: str) -> Recipe:
         raise InputError(f"--without {name}: {recipe.name} has {section}.{key}={value!r} already")
     changed = getattr(recipe, section).model_copy(update={key: value})
     return recipe.model_copy(update={section: changed, "name": f"{recipe.name}-without-{name}"})
+
+
+def flat_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys that make a run, as ``--set`` names them."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.model_dump(mode="json", exclude={"card", "description"}).items():
+        inner = value if isinstance(value, dict) else None
+        flat |= {key: value} if inner is None else {f"{key}.{name}": inner[name] for name in inner}
+    return flat
+
+
+def differences(first: Recipe, second: Recipe) -> list[str]:
+    """The keys in which two recipes differ that a run's result depends on."""
+    one, other = flat_keys(first), flat_keys(second)
+    return [key for key in one if one[key] != other[key] and key not in ("training.workers", "training.save_steps")]
+
+
+def check_same(folder: Path, recipe: Recipe) -> None:
+    """Makes sure that a run which is to go on is one of this recipe.
+
+    Args:
+        folder: The run folder; nothing need be there.
+        recipe: What to go on with.
+
+    Raises:
+        InputError: It is a run of another recipe.
+    """
+    if (folder / MARK).is_file() and (differing := differences(load_recipe(folder / MARK), recipe)):
+        raise InputError(
+            f"--resume: {folder} is a run of another recipe: {', '.join(differing)}; "
+            "choose another --output, or begin it again with --overwrite"
+        )
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

@@ -32,8 +32,8 @@ from simcse_st.loss import SimCSELoss
 from simcse_st.measuring import measure_run
 from simcse_st.modeling import weights_sha256
 from simcse_st.places import resolve
-from simcse_st.publishing import differences, write_card
-from simcse_st.recipe import Recipe, load_recipe
+from simcse_st.publishing import write_card
+from simcse_st.recipe import Recipe, check_same, load_recipe
 from simcse_st.resuming import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
 
 logger = logging.getLogger(__name__)
@@ -194,11 +194,7 @@ def _is_there(folder: Path, recipe: Recipe, overwrite: bool) -> bool:
         raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
     if not (folder / MARK).is_file():
         return False
-    if differing := differences(load_recipe(folder / MARK), recipe):
-        raise InputError(
-            f"--resume: {folder} is a run of another recipe: {', '.join(differing)} differ: "
-            "choose another --output, or begin it again with --overwrite"
-        )
+    check_same(folder, recipe)
     if not all((folder / name).is_file() for name in ("results.json", f"model/{CARD}")):  # the card is written last
         return False
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that was cut short here

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 
-from simcse_st import InputError, build_model, cli
+from simcse_st import InputError, build_model, cli, load_recipe
 from simcse_st.tables import Table
 from simcse_st.terminal import print_tables, quiet_libraries
 
@@ -106,6 +106,32 @@ def test_help_and_bad_arguments_do_not_import_torch(argv: list[str], code: int):
         assert done.stdout == ""
         assert done.stderr.startswith("simcse-st: ")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["train", "--output", "run", "--resume"],
+            "run is a run of another recipe: seed; choose another --output, or ",
+        ),
+        (["train", "--output", "notes", "--seeds", "1"], "notes is a file"),
+        (["train", "--output", "other", "--seeds", "1"], "other holds other things ('mine.txt')"),
+        (["ablate", "--without", "hard-negatives", "quickstart", "--output", "other"], "other holds other things"),
+    ],
+)
+def test_what_stands_in_the_folder_is_looked_at_before_torch_is_imported(argv: list[str], message: str, tmp_path: Path):
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(load_recipe("quickstart", ["seed=1"]).to_yaml())
+    (tmp_path / "other" / "mine.txt").write_text("")
+    (tmp_path / "notes").write_text("")
+    program = TORCH_FREE.format(argv=["simcse-st", *argv])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
 
 
 def test_importing_the_package_does_not_import_torch():
