@@ -193,7 +193,8 @@ def _check_same(runs: list[dict[str, Any]], *keys: str) -> None:
 def _run(recipe: Recipe, folder: Path, overwrite: bool) -> dict[str, Any]:
     """Runs a recipe unless that run stands there finished; gives its scores."""
     if overwrite or not _is_finished(recipe, folder):
-        train(recipe, folder, overwrite=overwrite, resume=folder.exists() and not overwrite)  # what was interrupted
+        interrupted = folder.exists() and not overwrite
+        train(recipe, folder, overwrite=overwrite, resume=interrupted)
     try:
         results, manifest, environment = (
             json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("results", "manifest", "environment")

@@ -76,14 +76,21 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     Raises:
         InputError: Its record cannot be read. An older one would not do instead: its best weights may be gone.
     """
-    records = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{_COMPLETE}")
-    newest = max(records, key=lambda path: int(path.parent.name.rpartition("-")[2]), default=None)
-    if newest is None:
+    records = {step: path / _COMPLETE for step, path in _checkpoints(folder).items() if (path / _COMPLETE).is_file()}
+    if not records:
         return None
+    newest = records[max(records)]
     try:
         return Checkpoint(newest.parent, **_read(newest))
     except TypeError:
         raise _unreadable(newest) from None
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """The trainer's checkpoints by their steps; not a copy that somebody has put beside them."""
+    prefix = f"{PREFIX_CHECKPOINT_DIR}-"
+    steps = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
+    return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
 
 def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], environment: dict[str, Any]) -> Checkpoint | None:
@@ -221,7 +228,7 @@ class CheckpointCallback(TrainerCallback):
             write_json(folder / _COMPLETE, record)  # from here on it counts
             for path in (folder / _COMPLETE, folder, folder.parent, folder.parent.parent):
                 flush(path)
-            for other in folder.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            for other in _checkpoints(folder.parent).values():
                 if other != folder:
                     shutil.rmtree(other, ignore_errors=True)
             self.best.drop_superseded()

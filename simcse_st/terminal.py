@@ -39,7 +39,8 @@ def quiet_libraries() -> None:
     logger.propagate = False
 
     logging.getLogger("transformers.modeling_utils").addFilter(_is_no_inventory)
-    warnings.simplefilter("ignore", FutureWarning)  # of one library to another: nobody at a terminal can follow it
+    if not sys.warnoptions:  # or whoever asked for them gets them
+        warnings.simplefilter("ignore", FutureWarning)  # of one library to another: nobody at a terminal can follow it
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -335,6 +335,7 @@ def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
     shutil.copytree(checkpoints / "checkpoint-7", checkpoints / "checkpoint-9")
     (checkpoints / "checkpoint-9" / "simcse_st.json").unlink()
     (checkpoints / "checkpoint-9" / "optimizer.pt").write_bytes(b"")
+    shutil.copytree(checkpoints / "checkpoint-7", checkpoints / "checkpoint-7-copy")  # a user's own
     found = latest_checkpoint(checkpoints)
     assert found is not None
     assert found.step == 7
