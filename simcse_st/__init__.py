@@ -9,38 +9,38 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcse_st.callbacks import LossCallback, STSCallback
-    from simcse_st.collator import SimCSECollator
+    from simcse_st.training.callbacks import LossCallback, STSCallback
+    from simcse_st.training.collator import SimCSECollator
     from simcse_st.errors import InputError, RunError
-    from simcse_st.experiments import ablate, train_seeds
-    from simcse_st.loss import SimCSELoss
-    from simcse_st.measuring import evaluate
-    from simcse_st.modeling import build_model
-    from simcse_st.preparing import prepare
-    from simcse_st.pushing import push
+    from simcse_st.training.experiments import ablate, train_seeds
+    from simcse_st.training.loss import SimCSELoss
+    from simcse_st.evaluation.evaluate import evaluate
+    from simcse_st.models import build_model
+    from simcse_st.data.preparing import prepare
+    from simcse_st.publishing.push import push
     from simcse_st.recipe import Recipe, load_recipe
-    from simcse_st.training import SimCSETrainer, TrainResult, train
-    from simcse_st.verifying import verify
+    from simcse_st.training.train import SimCSETrainer, TrainResult, train
+    from simcse_st.publishing.verify import verify
 
 _HOME = {
     "InputError": "errors",
-    "LossCallback": "callbacks",
+    "LossCallback": "training.callbacks",
     "Recipe": "recipe",
     "RunError": "errors",
-    "STSCallback": "callbacks",
-    "SimCSECollator": "collator",
-    "SimCSELoss": "loss",
-    "SimCSETrainer": "training",
-    "TrainResult": "training",
-    "ablate": "experiments",
-    "build_model": "modeling",
-    "evaluate": "measuring",
+    "STSCallback": "training.callbacks",
+    "SimCSECollator": "training.collator",
+    "SimCSELoss": "training.loss",
+    "SimCSETrainer": "training.train",
+    "TrainResult": "training.train",
+    "ablate": "training.experiments",
+    "build_model": "models",
+    "evaluate": "evaluation.evaluate",
     "load_recipe": "recipe",
-    "prepare": "preparing",
-    "push": "pushing",
-    "train": "training",
-    "train_seeds": "experiments",
-    "verify": "verifying",
+    "prepare": "data.preparing",
+    "push": "publishing.push",
+    "train": "training.train",
+    "train_seeds": "training.experiments",
+    "verify": "publishing.verify",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 from simcse_st.citations import citations
-from simcse_st.report import gap_to_paper
-from simcse_st.tables import is_stsb, plus_minus
+from simcse_st.evaluation.report import gap_to_paper
+from simcse_st.evaluation.tables import is_stsb, plus_minus
 
 _TEMPLATE = "template.md.jinja"
 _EXCERPT = 160  # characters of a sentence that is quoted

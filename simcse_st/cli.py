@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcse_st.errors import InputError, RunError
-from simcse_st.terminal import first_process, print_tables, quiet_libraries, set_environment, without_token
+from simcse_st.console import first_process, print_tables, quiet_libraries, set_environment, without_token
 
 if TYPE_CHECKING:
     from simcse_st.data import Source
     from simcse_st.recipe import Recipe
-    from simcse_st.training import TrainResult
+    from simcse_st.training.train import TrainResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -101,11 +101,11 @@ def train(
     quiet_libraries()
 
     if numbers:
-        from simcse_st.experiments import seeds_table, train_seeds
+        from simcse_st.training.experiments import seeds_table, train_seeds
 
         print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
     else:
-        from simcse_st import training
+        from simcse_st.training import train as training
 
         _print_result(training.train(chosen, output, overwrite=overwrite, resume=resume))
 
@@ -141,7 +141,7 @@ def ablate(
     _check_places(chosen)
     quiet_libraries()
 
-    from simcse_st import experiments
+    from simcse_st.training import experiments
 
     record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
     print_tables(experiments.ablation_tables(record))
@@ -159,7 +159,7 @@ def prepare(
     overwrite: _Overwrite = False,
 ) -> None:
     """Write down what a recipe would train on."""
-    import simcse_st.preparing
+    from simcse_st.data import preparing
     from simcse_st.folder import check_folder
 
     chosen = _load_recipe(recipe, base, data, overrides)
@@ -168,7 +168,7 @@ def prepare(
     _check_places(chosen)
     quiet_libraries()
 
-    folder = simcse_st.preparing.prepare(chosen, output, overwrite=overwrite)
+    folder = preparing.prepare(chosen, output, overwrite=overwrite)
     written = json.loads((folder / "manifest.json").read_text("utf-8"))["outputs"][0]
     print(f"{folder / written['file']}: {written['rows']:,} rows, SHA-256 {written['sha256']}")
 
@@ -206,7 +206,7 @@ def evaluate(
     """Measure models side by side."""
     from simcse_st.folder import EVALUATION, check_record
     from simcse_st.places import check_poolings, locate_here
-    from simcse_st.tables import evaluation_tables, task_names
+    from simcse_st.evaluation.tables import evaluation_tables, task_names
 
     task_names(tasks.split(","))
     check_poolings([locate_here(model) for model in models], pooling)
@@ -217,7 +217,7 @@ def evaluate(
     sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
     quiet_libraries()
 
-    from simcse_st.measuring import evaluate as measure
+    from simcse_st.evaluation.evaluate import evaluate as measure
 
     record = measure(
         models,
@@ -249,7 +249,7 @@ def card(
     ] = None,
 ) -> None:
     """Write a run's model card again, from its records."""
-    from simcse_st.publishing import write_card
+    from simcse_st.card_records import write_card
 
     print(write_card(run, overrides or ()))
 
@@ -267,15 +267,15 @@ def push(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Publish a run's model and prove the published copy."""
-    from simcse_st.hub import check_names, connect
-    from simcse_st.publishing import load_run
+    from simcse_st.publishing.hub import check_names, connect
+    from simcse_st.card_records import load_run
 
     check_names(repo_id, revision, create_pr)
     load_run(run)
     connect(timeout)
     quiet_libraries()
 
-    from simcse_st import pushing
+    from simcse_st.publishing import push as pushing
 
     record = pushing.push(
         run, repo_id, private=private, revision=revision, create_pr=create_pr, dry_run=dry_run, timeout=timeout
@@ -301,8 +301,8 @@ def verify(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Prove that a published model is the one that was measured."""
-    from simcse_st.hub import check_repo_id, connect
-    from simcse_st.publishing import load_run
+    from simcse_st.publishing.hub import check_repo_id, connect
+    from simcse_st.card_records import load_run
 
     check_repo_id(repo_id)
     if run is not None:
@@ -311,7 +311,7 @@ def verify(
     source = _graded(test, "test")
     quiet_libraries()
 
-    from simcse_st import verifying
+    from simcse_st.publishing import verify as verifying
 
     failed = False
     for check in verifying.verify(repo_id, revision=revision, run=run, test=source, timeout=timeout):
@@ -329,7 +329,7 @@ def report(
     ] = None,
 ) -> None:
     """Put runs and models into one table."""
-    from simcse_st import report as reporting
+    from simcse_st.evaluation import report as reporting
     from simcse_st.folder import write_json
 
     record = reporting.report(places)
@@ -384,7 +384,7 @@ def _check_places(recipe: Recipe) -> None:
         InputError: One is not.
     """
     from simcse_st.places import encoder_path, resolve
-    from simcse_st.preparing import source_of
+    from simcse_st.data.preparing import source_of
 
     encoder_path(resolve(recipe.model.base))
     for split, reference in (("train", recipe.data.train), ("validation", recipe.data.dev), ("test", recipe.data.test)):
@@ -475,7 +475,7 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _print_result(result: TrainResult) -> None:
-    from simcse_st.tables import run_table
+    from simcse_st.evaluation.tables import run_table
 
     print_tables([run_table(result.results)])
     if not first_process():

@@ -34,3 +34,20 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     if close:
         return "did you mean " + " or ".join(repr(prefix + candidate) for candidate in close) + "?"
     return "known: " + ", ".join(repr(prefix + candidate) for candidate in known)
+
+
+def excerpt(value: object, limit: int = 60) -> str:
+    """A value as an error shows it: quoted, on one line, not too long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def listed(names: Iterable[object], limit: int = 12) -> str:
+    """Names as an error shows them: quoted, not too many."""
+    shown = [excerpt(name) for name in names]
+    return ", ".join(shown[:limit]) + (f" and {len(shown) - limit} more" if len(shown) > limit else "")
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,319 +1,353 @@
-"""Recipes out of YAML and ``key=value``, and what is said when they are wrong.
+"""What a recipe may say: every key with its type, its default and its meaning.
 
-Only the command line, the inputs and training know recipes; everything below takes plain arguments.
+A section is also the argument of whatever it is about: reading takes a :class:`DataSection`, the loss checks its
+arguments by a :class:`LossSection`. How a recipe is read from YAML stands in :mod:`simcse_st.recipes`.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
 
-from simcse_st.errors import InputError, nearest
-from simcse_st.folder import MARK
-from simcse_st.schema import HubDataset, Recipe
-
-__all__ = [
-    "ABLATIONS",
-    "HubDataset",
-    "Recipe",
-    "ablated",
-    "check_combinations",
-    "check_same",
-    "check_seeds",
-    "differences",
-    "flat_keys",
-    "load_recipe",
-    "shipped_recipes",
-]
-
-# What a recipe can be run without: the one key that changes, and its value.
-ABLATIONS: dict[str, tuple[str, str, Any]] = {
-    "hard-negatives": ("data", "hard_negatives", False),
-    "shared-hard-negatives": ("loss", "share_hard_negatives", False),
-    "masking": ("loss", "mask_false_negatives", False),
-    "head": ("model", "head", "none"),
-    "second-dropout-mask": ("model", "shared_dropout_mask", True),
-}
+from simcse_st.errors import InputError
 
 
-def shipped_recipes() -> dict[str, str]:
-    """The recipes that come with the package.
+class Section(BaseModel):
+    """Strict and frozen: an unknown key or another type is an error, and nothing changes after loading."""
 
-    Returns:
-        Each recipe's description by its name, in order of name.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class HubDataset(Section):
+    """A data set on the Hugging Face Hub."""
+
+    dataset: str = Field(min_length=1)
+    """Its id, ``owner/name``."""
+    config: str | None = None
+    """Its configuration (subset), where it has several."""
+    split: str | None = None
+    """The split to read: by default ``train`` for ``data.train``, ``validation`` for ``dev``, ``test`` for ``test``."""
+    revision: str | None = None
+    """A commit, tag or branch; name a commit to be sure of the same data later."""
+    files: str | None = None
+    """The files to read, by name or pattern, where the data set's own configuration does not name them."""
+    streaming: bool = False
+    """Reads it over the network as it goes, and keeps no copy of it in the cache."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.files and self.streaming:
+            raise ValueError(f"{self.dataset}: named files are read whole: leave streaming out")
+        return self
+
+
+_Name = Annotated[str, Field(min_length=1)]
+Reference = _Name | HubDataset
+Column = _Name | Annotated[int, Field(gt=0)]
+
+
+class Columns(Section):
+    """Which columns hold what: their names, or in a CSV or TSV without a header their numbers from 1."""
+
+    anchor: Column | None = None
+    """Of pairs: the anchor."""
+    positive: Column | None = None
+    """Of pairs: the positive."""
+    negative: Column | list[Column] | None = None
+    """Of pairs: the hard negatives, in one column or several."""
+    premise: Column | None = None
+    """Of labelled NLI rows: the premise."""
+    hypothesis: Column | None = None
+    """Of labelled NLI rows: the hypothesis."""
+    label: Column | None = None
+    """Of labelled NLI rows: the label."""
+    text: Column | None = None
+    """Of single sentences: the sentence."""
+
+
+class NLISection(Section):
+    """How labelled rows become pairs."""
+
+    hard_negatives: Literal["first", "all"] = "first"
+    """Of the contradictions of the very same premise: the first in file order, or all that differ."""
+
+
+class Expect(Section):
+    """What is known of a source: another value stops the run."""
+
+    source: _Name
+    """The file's name, or the data set, that this is about; of any other source nothing is expected."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$|^[0-9a-f]{8,}\.\.\.[0-9a-f]{4,}$")
+    """SHA-256 of the file, whole or as ``begin...end``."""
+    rows_read: int | None = None
+    """Rows in it."""
+    pairs: int | None = None
+    """Pairs that it makes."""
+    pairs_with_hard_negative: int | None = None
+    """Those of them that have a hard negative; not compared where ``data.hard_negatives`` is false."""
+    sentences: int | None = None
+    """Distinct sentences, for ``data.kind=sentences``."""
+    prepared_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of what is trained on, as ``manifest.json`` and ``simcse-st prepare`` say; not compared where
+    ``data.hard_negatives`` is false."""
+
+
+class Sample(Section):
+    """A fixed sample of the rows."""
+
+    rows: int = Field(gt=0)
+    """How many rows to keep, in file order."""
+    seed: int = Field(default=42, ge=0)
+    """Which ones."""
+
+
+class ModelSection(Section):
+    """What is trained: Transformer -> Pooling -> Normalize."""
+
+    base: str = Field(min_length=1)
+    """A hub id, a local folder (bare encoder or Sentence Transformers model), or ``package:NAME/PATH`` for a folder
+    inside an installed Python package."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub base."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Required SHA-256 of a local base's ``model.safetensors``; another file is refused."""
+    pooling: Literal["cls", "mean", "first_last_avg"] = "cls"
+    """How token vectors become one sentence vector: the first token's ([CLS], as in the paper), the mean of all, or
+    the mean over tokens of the first and the last layer's."""
+    head: Literal["none", "train-only", "keep"] = "none"
+    """The paper's MLP (linear, tanh) behind pooling: absent, in training only (its unsupervised models), or part of
+    the saved model (its supervised ones)."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Sets all dropout probabilities of the encoder, hidden and attention; null leaves the encoder's own (0.1 in
+    BERT)."""
+    shared_dropout_mask: bool = False
+    """Ablation of unsupervised training (paper, table 3): both views of a sentence get the same dropout mask, which
+    makes them one vector."""
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
+    """How attention is computed; null leaves it to transformers. ``flash_attention_2`` (a GPU, fp16 or bf16, and the
+    flash-attn package) computes no padding at all."""
+    max_length: int = Field(default=512, gt=0)
+    """Tokens a sentence may have in the saved model and in every evaluation."""
+
+
+class DataSection(Section):
+    """What it is trained and measured on. Paths are relative to the working directory."""
+
+    train: Reference | Annotated[list[_Name], Field(min_length=1)]
+    """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
+    (one sentence a line): a JSON Lines, CSV, TSV, Parquet or text file (also .gz), a pattern such as ``data/*.csv``, a
+    list of these, a hub data set, or ``package:NAME/PATH``."""
+    kind: Literal["pairs", "sentences"] = "pairs"
+    """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
+    the data, whatever its column, towards itself under another dropout mask."""
+    dev: Reference = "sentence-transformers/stsb"
+    """Graded sentence pairs that choose the best step."""
+    test: Reference = "sentence-transformers/stsb"
+    """Graded sentence pairs that are scored once, on the kept weights."""
+    columns: Columns | None = None
+    """Which columns hold what, where their names do not tell."""
+    quotes: Literal["csv", "text"] | None = None
+    """Of a TSV whose fields stand in quotes: whether these are those of a CSV, or belong to the text."""
+    nli: NLISection = NLISection()
+    """How labelled rows become pairs."""
+    hard_negatives: bool = True
+    """False trains on the same pairs without their hard negatives."""
+    drop_duplicates: bool = False
+    """Whether of equal pairs with equal hard negatives only the first is kept."""
+    max_characters: int | None = Field(default=None, gt=0)
+    """Drops rows with a longer text, and counts them; null keeps all."""
+    strict: bool = True
+    """Whether a row that cannot be used is an error. False drops and counts such rows of ``data.train``."""
+    sample: Sample | None = None
+    """Use a fixed sample of the rows; of labelled rows, it is drawn after those without consensus are dropped."""
+    expect: Expect | None = None
+    """What is known of the data: counts and checksums."""
+
+
+class LossSection(Section):
+    """The contrastive loss."""
+
+    temperature: float = Field(default=0.05, ge=1e-6)
+    """tau: cosine similarities are divided by it (paper, table D.1: 0.05)."""
+    hard_negative_weight: float = Field(default=1.0, gt=0)
+    """alpha: how many times a row's own hard negatives count in its denominator; log(alpha) on their logits, not a
+    factor on the loss (paper, table 7: 1)."""
+    share_hard_negatives: bool = True
+    """Whether a row's hard negatives are negatives of all rows of the batch (the paper) or of their own row only."""
+    mask_false_negatives: bool = False
+    """Leaves another row's positive out of a row's denominator if its text is that of the row's anchor or positive,
+    or if both have the same anchor. The paper does not."""
+    mlm_weight: float = Field(default=0.0, ge=0)
+    """Adds so many times the loss of predicting masked tokens (the paper's code: 0.1; for transfer tasks, not STS)."""
+    mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+    """The share of tokens that it predicts."""
+    mini_batch_size: int | None = Field(default=None, gt=0)
+    """Turns gradient caching on: memory for so many sentences instead of a whole batch, for about half the speed."""
+    mini_batch_num_tokens: int | None = Field(default=None, gt=0)
+    """The same, counted in tokens."""
+    chunk_size: int | None = Field(default=None, gt=0)
+    """Sentences of one forward pass, sorted by length so that little is padded. By default the whole batch on a GPU; on
+    a CPU passes are cut wherever that saves more than one costs. Changes speed, and not the loss but for dropout's
+    draws."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        caches = [key for key in ("mini_batch_size", "mini_batch_num_tokens") if getattr(self, key) is not None]
+        if len(caches) > 1:
+            raise ValueError("mini_batch_size, mini_batch_num_tokens: gradient caching goes by one of them")
+        for key, is_set in (("chunk_size", self.chunk_size is not None), ("mlm_weight", self.mlm_weight > 0)):
+            if caches and is_set:
+                raise ValueError(f"{key} does not go with gradient caching: leave out {key} or {caches[0]}")
+        return self
+
+
+class TrainingSection(Section):
+    """How long and how fast."""
+
+    batch_size: int = Field(default=128, gt=1)
+    """Rows of a batch, over all devices together: an anchor sees the other rows' positives and all hard negatives."""
+    epochs: int = Field(default=3, gt=0)
+    """Passes over the data."""
+    max_steps: int | None = Field(default=None, gt=0)
+    """Ends training after so many steps, whatever ``epochs`` says."""
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Of AdamW, at its highest."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate ends."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from zero."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Clips the norm of the model's gradient (a train-only head's is not in it); null does not clip."""
+    max_length: int = Field(default=32, gt=0)
+    """Tokens a sentence may have in training (paper's code: 32)."""
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """``auto`` is fp16 on a CUDA GPU, fp32 elsewhere. The loss is computed in float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Computes the layers twice instead of keeping what they computed: less memory, about a third slower."""
+    torch_compile: bool = False
+    """Compiles the encoder (PyTorch's default backend): minutes at the start, then faster on a GPU; dropout draws other
+    numbers."""
+    workers: int | None = Field(default=None, ge=0)
+    """Processes that tokenise batches ahead of training; by default one on a GPU and none on a CPU."""
+    eval_steps: int = Field(default=50, gt=0)
+    """Dev is scored every so many steps, and at the end; the best step's weights are kept."""
+    save_steps: int | None = Field(default=None, gt=0)
+    """A checkpoint to resume from is written every so many steps, and at the end; null does with every dev score. The
+    newest one stays."""
+    early_steps: int | None = Field(default=10, gt=0)
+    """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
+
+
+class CardSection(Section):
+    """What the model card says beside the records."""
+
+    authors: list[_Name] = []
+    """Who made the model."""
+    team: list[_Name] = []
+    """Who did what for it, a line each."""
+    license: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    """Its licence, as the hub names it, e.g. ``apache-2.0``."""
+    language: list[Annotated[str, Field(pattern=r"^([a-z]{2,3}(-[A-Za-z0-9]+)*|code|multilingual)$")]] = []
+    """Of the training data, as ISO 639 codes, e.g. ``en``."""
+    base_model: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """The hub id of the base, where ``model.base`` is a folder or a package."""
+    notes: str = ""
+    """A paragraph of your own, in Markdown."""
+    examples: bool | None = None
+    """Whether to quote the dev pairs on which the model is most surely wrong; null does where they are public: from the
+    hub, from a package, or STS-B itself."""
+    samples: bool = False
+    """Whether to show the first three rows that were trained on. Set it before training: otherwise none is recorded."""
+
+
+class Recipe(Section):
+    """Everything that determines a run.
+
+    Example:
+        >>> from simcse_st import load_recipe
+        >>> recipe = load_recipe("quickstart", ["loss.temperature=0.1", "seed=1"])
+        >>> recipe.loss.temperature
+        0.1
     """
-    files = resources.files("simcse_st.recipes").iterdir()
-    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-    return {name: load_recipe(name).description for name in names}
 
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run folder, ``runs/NAME``; by default the name of the recipe's file."""
+    description: str = ""
+    """One line for the list of recipes."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Seeds dropout and the order of the rows."""
+    model: ModelSection
+    data: DataSection
+    loss: LossSection = LossSection()
+    training: TrainingSection = TrainingSection()
+    card: CardSection = CardSection()
 
-def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Loads a shipped recipe by its name, or any recipe by its path.
-
-    Args:
-        name: ``"snli-sup"`` or ``"path/to/recipe.yaml"``.
-        overrides: ``"key=value"`` with dotted keys; the value is read as YAML, e.g. ``"data.sample={rows: 1000}"``.
-
-    Returns:
-        The validated recipe.
-
-    Raises:
-        InputError: No such recipe, not YAML, an unknown key (with the nearest ones), a wrong type or value.
-    """
-    where, text = _read(str(name))
-    values = _parse(text, where)
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: a recipe is a mapping of keys to values, this is {_kind(values)}")
-    values.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(name)).stem).strip("._-") or "run")
-    origin = dict.fromkeys(_keys(values), where)
-    for override in overrides:
-        origin[_apply(values, override)] = "--set"
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        raise InputError(_describe(error, origin, where)) from None
-
-
-def check_combinations(recipe: Recipe) -> None:
-    """Makes sure that keys which are right alone are right together.
-
-    Raises:
-        InputError: They are not.
-    """
-    data, loss = recipe.data, recipe.loss
-    if recipe.model.shared_dropout_mask and data.kind != "sentences":
-        raise InputError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
-    if data.kind == "sentences":
-        idle = {
-            "data.hard_negatives": not data.hard_negatives,
-            "data.nli": data.nli != type(data.nli)(),
-            "data.drop_duplicates": data.drop_duplicates,
-            "loss.hard_negative_weight": loss.hard_negative_weight != 1.0,
-            "loss.share_hard_negatives": not loss.share_hard_negatives,
-        }
-        if any(idle.values()):
-            keys = ", ".join(key for key, set_ in idle.items() if set_)
-            raise InputError(
-                f"{keys}: data.kind=sentences trains on distinct single sentences, so this would do nothing"
-            )
-    caches = [key for key in ("mini_batch_size", "mini_batch_num_tokens") if getattr(loss, key) is not None]
-    if len(caches) > 1:
-        raise InputError("loss.mini_batch_size, loss.mini_batch_num_tokens: gradient caching goes by one of them")
-    for key, set_ in (("chunk_size", loss.chunk_size is not None), ("mlm_weight", loss.mlm_weight > 0)):
-        if caches and set_:
-            raise InputError(f"loss.{key} does not go with gradient caching: leave out it or loss.{caches[0]}")
-
-
-def ablated(recipe: Recipe, name: str) -> Recipe:
-    """The recipe without one of its parts.
-
-    Args:
-        recipe: The whole recipe.
-        name: One of ``ABLATIONS``.
-
-    Raises:
-        InputError: There is no such part, or the recipe is without it already.
-    """
-    if name not in ABLATIONS:
-        raise InputError(f"--without: no part {name!r}: {nearest(name, ABLATIONS)}")
-    section, key, value = ABLATIONS[name]
-    if getattr(getattr(recipe, section), key) == value:
-        raise InputError(f"--without {name}: {recipe.name} has {section}.{key}={value!r} already")
-    changed = getattr(recipe, section).model_copy(update={key: value})
-    return recipe.model_copy(update={section: changed, "name": f"{recipe.name}-without-{name}"})
-
-
-def flat_keys(recipe: Recipe) -> dict[str, Any]:
-    """The keys that make a run, as ``--set`` names them."""
-    flat: dict[str, Any] = {}
-    for key, value in recipe.model_dump(mode="json", exclude={"card", "description"}).items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {key: value} if inner is None else {f"{key}.{name}": inner[name] for name in inner}
-    return flat
-
-
-def differences(first: Recipe, second: Recipe) -> list[str]:
-    """The keys in which two recipes differ that a run's result depends on."""
-    one, other = flat_keys(first), flat_keys(second)
-    return [key for key in one if one[key] != other[key] and key not in ("training.workers", "training.save_steps")]
-
-
-def check_same(folder: Path, recipe: Recipe) -> None:
-    """Makes sure that a run which is to go on is one of this recipe.
-
-    Args:
-        folder: The run folder; nothing need be there.
-        recipe: What to go on with.
-
-    Raises:
-        InputError: It is a run of another recipe.
-    """
-    if (folder / MARK).is_file() and (differing := differences(load_recipe(folder / MARK), recipe)):
-        raise InputError(
-            f"--resume: {folder} is a run of another recipe: {', '.join(differing)}; "
-            "choose another --output, or begin it again with --overwrite"
-        )
-
-
-def check_seeds(seeds: Sequence[int]) -> None:
-    """Makes sure that runs can be told apart by these.
-
-    Raises:
-        InputError: They are none, not all different, or no seeds.
-    """
-    fit = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
-    if not seeds or not fit or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds: give different whole numbers from 0 to 4294967295, not {list(seeds)}")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars (PyYAML reads 1.1: ``5e-5`` as text, ``no`` as false), and no key twice."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012  (the base class declares it so)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.data.kind == "sentences":
+            idle = {
+                "data.hard_negatives": not self.data.hard_negatives,
+                "data.nli": self.data.nli != NLISection(),
+                "data.drop_duplicates": self.data.drop_duplicates,
+                "loss.hard_negative_weight": self.loss.hard_negative_weight != 1.0,
+                "loss.share_hard_negatives": not self.loss.share_hard_negatives,
+            }
+            if any(idle.values()):
+                keys = ", ".join(key for key, is_set in idle.items() if is_set)
+                raise ValueError(
+                    f"{keys}: data.kind=sentences trains on distinct single sentences, so this would do nothing"
                 )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+        elif self.model.shared_dropout_mask:
+            raise ValueError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
+        return self
+
+    def to_yaml(self) -> str:
+        """The whole recipe with every default written out, so that a later version's defaults change nothing."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+
+    def flat(self) -> dict[str, Any]:  # of keys as --set names them, whose values are YAML's
+        """The keys that make a run."""
+        flat: dict[str, Any] = {}
+        for key, value in self.model_dump(mode="json", exclude={"card", "description"}).items():
+            inner = value if isinstance(value, dict) else None
+            flat |= {key: value} if inner is None else {f"{key}.{name}": inner[name] for name in inner}
+        return flat
+
+    def differences(self, other: Recipe) -> list[str]:
+        """The keys in which two recipes differ that a run's result depends on."""
+        one, two = self.flat(), other.flat()
+        return [key for key in one if one[key] != two[key] and key not in ("training.workers", "training.save_steps")]
+
+    def changed(self, **keys: Any) -> Recipe:
+        """The recipe with other values of keys, named ``section__key`` or ``key``."""
+        update: dict[str, Any] = {}
+        for name, value in keys.items():
+            section, _, key = name.partition("__")
+            inner = update.get(section) or getattr(self, section)
+            update[section] = inner.model_copy(update={key: value}) if key else value
+        return self.model_copy(update=update)
 
 
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+AnySection = TypeVar("AnySection", bound=Section)
 
 
-def _read(name: str) -> tuple[str, str]:
-    """The recipe's text, and what to call it in an error."""
-    if name.endswith((".yaml", ".yml")):
-        try:
-            return name, Path(name).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name}: not UTF-8 text (byte {error.start})") from None
-        except OSError as error:
-            raise InputError(f"{name}: cannot read this recipe: {error.strerror}") from None
-    shipped = resources.files("simcse_st.recipes") / f"{name}.yaml"
-    if "/" in name or not shipped.is_file():
-        known = (file.name.removesuffix(".yaml") for file in resources.files("simcse_st.recipes").iterdir())
-        hint = nearest(name, (stem for stem in known if "." not in stem and not stem.startswith("_")))
-        raise InputError(f"no recipe {name!r}: {hint} (a recipe of your own is named by its path, ending in .yaml)")
-    return f"recipe {name}", shipped.read_text(encoding="utf-8")
+def checked(section: type[AnySection], **values: Any) -> AnySection:
+    """A section of these values.
 
-
-def _parse(text: str, where: str) -> Any:
+    Raises:
+        InputError: A value has no meaning, or two do not go together.
+    """
     try:
-        value = yaml.load(text, _Loader)
-        json.dumps(value, default=str)  # not possible for a mapping that holds itself
-        return value
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        # Beside its own errors PyYAML lets through those of int() and float(), of keys that are lists, of deep nesting.
-        raise InputError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
-def _apply(values: dict[str, Any], override: str) -> str:
-    """Writes one ``key=value`` into the nested values; returns its key."""
-    key, separator, text = override.partition("=")
-    key = key.strip()
-    if not separator or not all(key.split(".")):
-        raise InputError(f"--set {override!r}: write it as key=value, e.g. --set loss.temperature=0.1")
-    *sections, last = key.split(".")
-    section: Any = values
-    for part in sections:
-        if section.get(part) is None:  # absent, or written out as null
-            section[part] = {}
-        section = section[part]
-        if not isinstance(section, dict):
-            # `data.train.split=x` over a plain `data.train: name`: say so instead of failing in a library.
-            raise InputError(f"--set {key}: {part!r} holds {section!r} here, which has no keys of its own")
-    section[last] = _parse(text, f"--set {key}")
-    return key
-
-
-def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{key}.")
-
-
-def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str:
-    """One line for the first thing that is wrong with a recipe."""
-    # A misspelt key is also a missing one, and the first is what helps.
-    errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    # Of a key that takes several types, the member that got furthest is the one that was meant.
-    first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
-    # Which member of a union was tried is no part of the key.
-    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
-    key = ".".join(path)
-    # Where the key itself was written, or else the section that it stands in.
-    above = [name for name in origin if f"{key}.".startswith(f"{name}.")]
-    place = origin[max(above, key=len)] if above else where
-    if first["type"] == "extra_forbidden":
-        leaf = path[-1]
-        same_leaf = [known for known in _all_keys(Recipe) if known.split(".")[-1] == leaf]
-        prefix = "".join(f"{part}." for part in path[:-1])
-        siblings = _class_at(path[:-1]).model_fields
-        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, siblings, prefix)
-        return f"{place}: unknown key {key!r}: {hint}"
-    if first["type"] == "missing":
-        return f"{place}: the key {key!r} is missing"
-    problem = re.sub(r"^(Input|String|Value) ", "", first["msg"])
-    problem = "should be a mapping" if first["type"] == "model_type" else problem
-    return f"{place}: {key}: {problem}, not {_kind(first['input'])}"
-
-
-def _sections(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The keys of a section that are sections themselves, with their classes."""
-    found = {}
-    for name, field in section.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found[name] = kind
-    return found
-
-
-def _class_at(path: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
-    for part in path:
-        section = _sections(section)[part]
-    return section
-
-
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    below = _sections(section)
-    for name in section.model_fields:
-        yield f"{prefix}{name}"
-        if name in below:
-            yield from _all_keys(below[name], f"{prefix}{name}.")
-
-
-def _kind(value: Any) -> str:
-    names = {
-        bool: "true/false",
-        int: "the number",
-        float: "the number",
-        str: "the text",
-        dict: "a mapping",
-        list: "a list",
-    }
-    name = names.get(type(value), "nothing" if value is None else type(value).__name__)
-    return name if isinstance(value, (dict, list)) or value is None else f"{name} {value!r}"
+        return section(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = "".join(f"{part}: " for part in first["loc"][:1])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{key}{problem}, not {first['input']!r}" if key else problem) from None

@@ -21,8 +21,8 @@ PROGRAM = """
 import json, os, sys
 from simcse_st import InputError, RunError
 from simcse_st.data import Source
-from simcse_st.pushing import push
-from simcse_st.verifying import verify
+from simcse_st.publishing.push import push
+from simcse_st.publishing.verify import verify
 
 for line in sys.stdin:
     task = json.loads(line)

@@ -16,9 +16,9 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 
 from simcse_st import InputError, Recipe, load_recipe, train
 from simcse_st.card import load_template, markdown_text, render_card
-from simcse_st.evaluation import STSEvaluator
-from simcse_st.modeling import weights_sha256
-from simcse_st.publishing import write_card
+from simcse_st.evaluation.evaluators import STSEvaluator
+from simcse_st.models import weights_sha256
+from simcse_st.card_records import write_card
 
 HOSTILE = [
     "a | b | c", "two\nlines", "old\rends\r\n", "`code` ```fence```", "<b>bold</b> <script>alert(1)</script>", "# heading",
@@ -295,7 +295,7 @@ def test_the_kept_step_s_scores_stand_everywhere(tiny_recipe: Recipe, tmp_path: 
 def test_a_card_that_cannot_be_written_fails_the_command(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("simcse_st.publishing.load_template", lambda: "{{ results.nothing }}")
+    monkeypatch.setattr("simcse_st.card_records.load_template", lambda: "{{ results.nothing }}")
     with pytest.raises(InputError, match="its records do not make a card"):
         train(tiny_recipe, tmp_path / "run")
     with pytest.raises(InputError, match="its records do not make a card"):

@@ -18,13 +18,13 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 
 from simcse_st import InputError, SimCSELoss, build_model, cli, load_recipe
-from simcse_st.tables import Table
-from simcse_st.terminal import print_tables, quiet_libraries
+from simcse_st.evaluation.tables import Table
+from simcse_st.console import print_tables, quiet_libraries
 
 TORCH_FREE = """
 import sys
 from simcse_st import cli
-from simcse_st.tables import Table
+from simcse_st.evaluation.tables import Table
 sys.argv = {argv!r}
 try:
     cli.main()
@@ -245,7 +245,7 @@ def test_a_line_of_the_log_is_written_in_one_piece_where_a_bar_stood(monkeypatch
     quiet_libraries()
     with tqdm(total=2, ncols=40):
         drawn = len(pieces)
-        logging.getLogger("simcse_st.training").info("step 1 of 2")
+        logging.getLogger("simcse_st.training.train").info("step 1 of 2")
         line = pieces.index("step 1 of 2\n", drawn)
         assert line > drawn  # what clears the bar
         assert not "".join(pieces[drawn:line]).strip()
@@ -370,7 +370,7 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture):
 def test_onednn_keeps_few_shapes_unless_told(chosen: str | None, missed: int, hit: int):
     """Thirty shapes, each computed twice in a row, and all once more: with a few kept, all are prepared anew."""
     program = """
-from simcse_st.terminal import set_environment
+from simcse_st.console import set_environment
 set_environment()
 import torch
 for _ in range(2):

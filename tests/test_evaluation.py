@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from helpers import sentences
 from simcse_st import InputError, build_model, evaluation
-from simcse_st.evaluation import STSEvaluator, embed, tokenize
+from simcse_st.evaluation.evaluators import STSEvaluator, embed, tokenize
 
 
 def test_each_distinct_sentence_is_encoded_once(tiny_model: SentenceTransformer):

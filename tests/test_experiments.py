@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, ablate, load_recipe, train, train_seeds
-from simcse_st.experiments import _plan, ablation_tables, seeds_table
+from simcse_st.training.experiments import _plan, ablation_tables, seeds_table
 from simcse_st.recipe import ABLATIONS
-from simcse_st.report import report, report_table
+from simcse_st.evaluation.report import report, report_table
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simcse_st import InputError
-from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
+from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 

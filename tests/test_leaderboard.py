@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from helpers import hub_environment
 from hub import Hub
 from simcse_st import InputError, build_model
-from simcse_st.leaderboard import find_tasks
+from simcse_st.evaluation.leaderboard import find_tasks
 
 PAIRS = [("a b", "a c", 5.0), ("c d", "x y z", 0.5), ("e f", "e", 3.0), ("g", "h i", 2.0)]
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: test.parquet\n---\n"

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import collect, gradients, sentences
 from simcse_st import SimCSECollator, SimCSELoss
-from simcse_st.batch import chunk_ranges, words_looked_up_once
-from simcse_st.loss import CPU_PASS_COST
+from simcse_st.training.batch import chunk_ranges, words_looked_up_once
+from simcse_st.training.loss import CPU_PASS_COST
 
 COUNTS = {
     "pairs only": [0, 0, 0, 0, 0],

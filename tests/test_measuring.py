@@ -16,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 from simcse_st import InputError, Recipe, build_model, evaluate, train
 from simcse_st.data import Source
-from simcse_st.scoring import average
-from simcse_st.tables import TASKS, evaluation_tables, task_names
+from simcse_st.evaluation.scoring import average
+from simcse_st.evaluation.tables import TASKS, evaluation_tables, task_names
 
 
 @pytest.fixture(scope="module")

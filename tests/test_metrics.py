@@ -10,7 +10,7 @@ import torch
 from scipy.stats import spearmanr
 
 from simcse_st import InputError
-from simcse_st.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
+from simcse_st.evaluation.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
 
 
 def embeddings(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -29,7 +29,7 @@ def squared_distance(first: list[float], second: list[float]) -> float:
 @pytest.mark.parametrize("scale", [1.0, 10.0])
 def test_alignment_and_uniformity_are_those_of_plain_loops(scale: float, monkeypatch: pytest.MonkeyPatch):
     # Blocks smaller than the data, and one that is not full.
-    monkeypatch.setattr("simcse_st.metrics._BLOCK", 64)
+    monkeypatch.setattr("simcse_st.evaluation.metrics._BLOCK", 64)
     sentences, partners = embeddings(200), embeddings(200, seed=1)
     rows, others = ([unit(row) for row in part.tolist()] for part in (sentences, partners))
     aligned = sum(map(squared_distance, rows, others)) / 200

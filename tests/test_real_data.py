@@ -11,7 +11,7 @@ import pytest
 
 from simcse_st import build_model, load_recipe, train
 from simcse_st.data import Source, load_graded_pairs, load_pairs
-from simcse_st.evaluation import STSEvaluator
+from simcse_st.evaluation.evaluators import STSEvaluator
 
 pytestmark = pytest.mark.real_data
 

@@ -21,10 +21,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, RunError, train
-from simcse_st.batch import BatchFacts
-from simcse_st.callbacks import STSCallback
-from simcse_st.evaluation import STSEvaluator
-from simcse_st.resuming import Checkpoint, CheckpointCallback, latest_checkpoint
+from simcse_st.training.batch import BatchFacts
+from simcse_st.training.callbacks import STSCallback
+from simcse_st.evaluation.evaluators import STSEvaluator
+from simcse_st.training.checkpoints import Checkpoint, CheckpointCallback, latest_checkpoint
 
 SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
 
@@ -74,7 +74,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr("simcse_st.resuming.time.perf_counter", lambda: now)
+    monkeypatch.setattr("simcse_st.training.checkpoints.time.perf_counter", lambda: now)
     best = STSCallback(dict, tmp_path, eval_steps=1, resumable=True)  # type: ignore[arg-type]
     before = Checkpoint(tmp_path, 1, 2, {}, {}, train_seconds=7.0, files={})
     saver = CheckpointCallback(1, best, BatchFacts(), before)
@@ -91,7 +91,7 @@ def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.M
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
     """Sends a signal to this process when a step begins."""
-    from simcse_st.resuming import CheckpointCallback
+    from simcse_st.training.checkpoints import CheckpointCallback
 
     def on_step_begin(self: CheckpointCallback, args, state, control, **kwargs) -> None:
         if state.global_step == step - 1:
@@ -155,7 +155,7 @@ def test_a_run_killed_at_twenty_random_moments(recipe: Recipe, tmp_path: Path):
     """Killed as the system kills: no handler runs, and files end where they were."""
     # The processes are forked from one that has imported the libraries and done nothing else, so that they start at once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["simcse_st.training", "tests.test_resuming", "torch"])
+    context.set_forkserver_preload(["simcse_st.training.train", "tests.test_resuming", "torch"])
 
     def start(folder: Path) -> multiprocessing.process.BaseProcess:
         process = context.Process(target=run_in, args=(folder, recipe))
@@ -357,7 +357,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_resumes(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    from simcse_st.resuming import CheckpointCallback
+    from simcse_st.training.checkpoints import CheckpointCallback
 
     train(recipe, tmp_path / "whole")
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -30,8 +30,8 @@ from simcse_st import (
     train,
 )
 from simcse_st.errors import RunError
-from simcse_st.modeling import weights_sha256
-from simcse_st.training import _keep
+from simcse_st.models import weights_sha256
+from simcse_st.training.train import _keep
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from torch import nn
 
 from helpers import collect, sentences
 from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, build_model, load_recipe, train
-from simcse_st.callbacks import LossCallback
+from simcse_st.training.callbacks import LossCallback
 from simcse_st.data import Source, load_sentences
 from simcse_st.errors import RunError
-from simcse_st.modeling import dropout_probabilities
+from simcse_st.models import dropout_probabilities
 
 
 def two_views(model: SentenceTransformer, *, shared: bool) -> torch.Tensor:

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from simcse_st.data.rows import Row, excerpt, listed
-from simcse_st.errors import InputError, nearest
+from simcse_st.errors import InputError, excerpt, listed
+from simcse_st.recipe import Columns
+
+if TYPE_CHECKING:
+    from simcse_st.data.files import Row
 
 Kind = Literal["labelled", "pairs", "sentences"]
-Mapped = Mapping[str, "str | int | list[str] | list[int]"]
 
 # The roles of each kind, and the names that public data gives to them.
 ROLES: dict[Kind, dict[str, tuple[str, ...]]] = {
@@ -38,7 +40,7 @@ _NLI = (
 
 
 @dataclass(frozen=True)
-class Columns:
+class Roles:
     """Which columns hold what.
 
     Attributes:
@@ -56,23 +58,17 @@ class Columns:
     named_negatives: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, row: Row, mapped: Mapped) -> Columns:
+    def of(cls, row: Row, mapped: Columns | None) -> Roles:
         """Recognises the columns of a row.
 
         Args:
             row: The row.
             mapped: Columns by their roles, for those roles that their names do not tell.
-
-        Raises:
-            InputError: A role has no column, or might have several.
         """
-        known = {role for roles in ROLES.values() for role in roles} | {"negative"}
-        for role in mapped:
-            if role not in known:
-                raise InputError(f"data.columns: no role {role!r}: {nearest(role, known)}")
+        told = mapped.model_dump(exclude_none=True) if mapped else {}
         chosen = {
             role: [str(name) for name in (value if isinstance(value, list) else [value])]
-            for role, value in mapped.items()
+            for role, value in told.items()
         }
         for role, columns in chosen.items():
             # A hard negative may be absent from any one row.
@@ -100,16 +96,13 @@ class Columns:
         return [name for name in names if name not in used]
 
 
-def check_columns(row: Row, columns: Columns, told: bool) -> None:
+def check_columns(row: Row, columns: Roles, told: bool) -> None:
     """Looks for columns of pairs that would change what they mean, if they were no more than left out.
 
     Args:
         row: A row.
         columns: Its columns.
         told: Whether the user has said which columns count.
-
-    Raises:
-        InputError: A label, or hard negatives under a name that is not known.
     """
     if columns.kind != "pairs" or told:
         return

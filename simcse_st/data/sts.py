@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simcse_st.data.formats import DELIMITED, file_format, read_file
-from simcse_st.data.lines import first_line
-from simcse_st.data.quoting import split_quoted
-from simcse_st.data.rows import Row, RowError, excerpt, listed, sentence
-from simcse_st.data.sources import Source, file_record, is_folder
-from simcse_st.data.spool import Digests
-from simcse_st.errors import InputError
+from simcse_st.data.files import (
+    DELIMITED,
+    Quotes,
+    Row,
+    RowError,
+    file_format,
+    first_line,
+    read_file,
+    sentence,
+    split_quoted,
+)
+from simcse_st.data.sources import FileSource, HubSource, digest_of, exists, file_record, find_source, resolve
+from simcse_st.errors import InputError, excerpt, listed
+from simcse_st.recipe import Reference
+from simcse_st.records import GradedFacts, Source
 
 Graded = tuple[str, str, float]
-Columns = tuple[str, str, str]
+Triple = tuple[str, str, str]  # the columns of the two sentences and the score
 
 # The names that public data gives to the three columns.
-_NAMES: tuple[Columns, ...] = (
+_NAMES: tuple[Triple, ...] = (
     ("sentence1", "sentence2", "score"),
     ("sentence1", "sentence2", "label"),  # GLUE
     ("sentence_A", "sentence_B", "relatedness_score"),  # SICK
 )
-_HEADERLESS: Columns = ("1", "2", "3")
+_HEADERLESS: Triple = ("1", "2", "3")
 # STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources.
-_OFFICIAL: Columns = ("6", "7", "5")
+_OFFICIAL: Triple = ("6", "7", "5")
 HIGHEST_SCORE = 5.0
 PARAPHRASE = 4.0
 
@@ -37,17 +46,13 @@ class GradedPairs:
     """Sentence pairs with gold scores.
 
     Attributes:
-        scale: The highest score there can be, 5 or 1: a gold score is ``score / scale`` of it.
-        facts: For the manifest: source, counts and scale.
-        subsets: The sizes of the parts that these pairs are put together from, in order, where there are several.
+        facts: For the manifest, with the scale: a gold score is ``score / scale`` of the highest.
     """
 
     sentences1: list[str]
     sentences2: list[str]
     scores: list[float]
-    scale: float = HIGHEST_SCORE
-    facts: dict[str, Any] = field(default_factory=dict)
-    subsets: dict[str, int] = field(default_factory=dict)
+    facts: GradedFacts
 
     def __len__(self) -> int:
         """The number of pairs."""
@@ -60,25 +65,40 @@ class GradedPairs:
     def gold_of_5(self) -> list[float]:
         """The gold scores on the scale 0 to 5, whatever their own is."""
         # Rounded, since 0.2 in single precision is a little more than a fifth.
-        return [round(score * HIGHEST_SCORE / self.scale, 6) for score in self.scores]
+        return [round(score * HIGHEST_SCORE / self.facts.scale, 6) for score in self.scores]
 
 
-def load_graded_pairs(source: Source | str | Path) -> GradedPairs:
+def is_folder(reference: object) -> bool:
+    """Whether a reference is a folder of this disk, as SentEval's years are."""
+    path = Path(str(reference)).expanduser()
+    return isinstance(reference, (str, Path)) and exists(path) and path.is_dir()
+
+
+def check_graded_pairs(reference: Reference | Path, split: str) -> None:
+    """Makes sure, without reading them, that the files of graded pairs are there."""
+    place = resolve(reference) if isinstance(reference, str) else reference
+    if not is_folder(place):
+        find_source(place, split)
+
+
+def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: Quotes = None) -> GradedPairs:
     """Reads graded pairs.
 
     Args:
-        source: CSV, TSV, JSON Lines, Parquet or a hub data set with columns sentence1, sentence2 and score (or as GLUE
-            and SICK name them); a table of these three without a header; STS-B as published (seven columns, split by
-            tabs); or a folder of SentEval's STS12 to STS16, of which all parts are put together. Scores go from 0 to 5
-            or from 0 to 1.
+        reference: CSV, TSV, JSON Lines, Parquet or a Hub dataset with columns sentence1, sentence2 and score (or as
+            GLUE and SICK name them); a table of these three without a header; STS-B as published (seven columns, split
+            by tabs); or a folder of SentEval's STS12 to STS16, of which all parts are put together. Scores go from 0
+            to 5 or from 0 to 1.
+        split: The split of a Hub dataset that names none.
+        quotes: Of a TSV whose fields stand in quotes: what these are.
 
     Raises:
-        InputError: A row that cannot be used, with its place; or scores that are missing or all the same.
+        InputError: A row cannot be used, with its place; or scores are missing or all the same.
     """
-    source = source if isinstance(source, Source) else Source(source)
-    folder = Path(source.name).expanduser()
-    if isinstance(source.reference, str) and is_folder(folder):
-        return _load_senteval(folder, source.name)
+    place = resolve(reference) if isinstance(reference, str) else reference
+    if is_folder(place):
+        return _load_senteval(Path(str(place)).expanduser(), str(place))
+    source = find_source(place, split, quotes)
     pairs: list[Graded] = []
     layouts: dict[str, None] = {}
     ungraded: list[RowError] = []
@@ -108,34 +128,41 @@ def load_graded_pairs(source: Source | str | Path) -> GradedPairs:
             f"{source.name}: its label holds whole numbers only: are these classes? graded scores stand in a column "
             "score, or in GLUE's label with their decimals"
         )
-    return _graded(pairs, source.name, {"sources": source.record(), "columns": list(layouts)})
+    return _graded(pairs, source.name, source.records(), list(layouts))
 
 
 class _NoGoldError(RowError):
     """A score of -1, which stands for none in public data."""
 
 
-def _graded(pairs: list[Graded], name: str, facts: dict[str, Any], scale: float | None = None) -> GradedPairs:
+def _graded(
+    pairs: list[Graded], name: str, sources: list[Source], columns: list[str], subsets: dict[str, int] | None = None
+) -> GradedPairs:
     if not pairs:
         raise InputError(f"{name}: there is no graded pair in it")
     sentences1, sentences2, scores = (list(column) for column in zip(*pairs, strict=True))
     if len(set(scores)) == 1:
         raise InputError(f"{name}: all {len(scores)} scores are {scores[0]:g}, so nothing can be measured")
-    scale = scale or (1.0 if max(scores) <= 1 else HIGHEST_SCORE)
-    digests = Digests()
-    for first, second, score in pairs:
-        digests.add(first, second, repr(score))
-    for name, size in facts.get("subsets", {}).items():
-        digests.add(name, str(size))
-    mean = sum(scores) / len(scores) * HIGHEST_SCORE / scale
-    facts = {**facts, "pairs": len(scores), "scale": scale, "mean_gold": mean, "pairs_sha256": digests.sha256()}
-    return GradedPairs(sentences1, sentences2, scores, scale, facts)
+    scale = HIGHEST_SCORE if max(scores) > 1 or subsets else 1.0
+    digests = [digest_of(first, second, repr(score)) for first, second, score in pairs]
+    digests += [digest_of(part, str(size)) for part, size in (subsets or {}).items()]
+    facts = GradedFacts(
+        sources=sources,
+        columns=columns,
+        pairs=len(scores),
+        scale=scale,
+        mean_gold=sum(scores) / len(scores) * HIGHEST_SCORE / scale,
+        pairs_sha256=hashlib.sha256(b"".join(digests)).hexdigest(),
+        subsets=subsets or {},
+    )
+    return GradedPairs(sentences1, sentences2, scores, facts)
 
 
-def _rows(source: Source) -> Iterator[tuple[Row, Columns, str]]:
+def _rows(source: FileSource | HubSource) -> Iterator[tuple[Row, Triple, str]]:
     """Each row with its three columns, and what to say of the layout."""
-    paths = source.paths()
-    for rows, columns, layout in map(_open, paths) if paths else [(source.rows(), None, "")]:
+    of_hub = isinstance(source, HubSource)
+    opened = [(source.rows(), None, "")] if of_hub else (_open(path, source.quotes) for path in source.paths)
+    for rows, columns, layout in opened:
         for row in rows:
             if isinstance(row, RowError):
                 raise row
@@ -143,7 +170,7 @@ def _rows(source: Source) -> Iterator[tuple[Row, Columns, str]]:
             yield row, named, layout or ", ".join(named)
 
 
-def _open(path: Path) -> tuple[Iterator[Row | RowError], Columns | None, str]:
+def _open(path: Path, quotes: Quotes) -> tuple[Iterator[Row | RowError], Triple | None, str]:
     """The rows of a file, and if they have no names, which columns hold what."""
     name, promised = str(path), file_format(path) or ""
     if promised not in (*DELIMITED, ".txt"):
@@ -160,7 +187,7 @@ def _open(path: Path) -> tuple[Iterator[Row | RowError], Columns | None, str]:
     if len(fields) > 1:
         _by_name(fields, f"{name}:1")
     # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
-    return read_file(path, name, layout=layout, quotes=False if promised == ".txt" else None), None, ""
+    return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), None, ""
 
 
 def _official_rows(path: Path, name: str) -> Iterator[Row | RowError]:
@@ -174,7 +201,7 @@ def _official_rows(path: Path, name: str) -> Iterator[Row | RowError]:
         yield row
 
 
-def _by_name(found: Iterable[str], where: str) -> Columns:
+def _by_name(found: Iterable[str], where: str) -> Triple:
     for names in _NAMES:
         if set(names) <= set(found):
             return names
@@ -184,7 +211,7 @@ def _by_name(found: Iterable[str], where: str) -> Columns:
     )
 
 
-def _parse(row: Row, columns: Columns) -> Graded:
+def _parse(row: Row, columns: Triple) -> Graded:
     first = sentence(row, "sentence1", row.cells[columns[0]])
     second = sentence(row, "sentence2", row.cells[columns[1]])
     gold = row.cells[columns[2]]
@@ -224,8 +251,9 @@ def _load_senteval(folder: Path, name: str) -> GradedPairs:
         subsets[part] = len(graded)
         sources += [file_record(path), file_record(gold)]
     layout = "SentEval's: two sentences a line, split by a tab, and their scores in a file of their own"
-    facts = {"sources": sources, "columns": [layout], "subsets": subsets, "pairs_without_score": ungraded}
-    return replace(_graded(pairs, name, facts, HIGHEST_SCORE), subsets=subsets)
+    graded_pairs = _graded(pairs, name, sources, [layout], subsets)
+    facts = graded_pairs.facts.model_copy(update={"pairs_without_score": ungraded})
+    return replace(graded_pairs, facts=facts)
 
 
 def _senteval_part(path: Path, gold: Path) -> tuple[list[Graded], int]:

@@ -1,1 +1,240 @@
-"""The recipes that ship with the package, one YAML file each."""
+"""Recipes out of YAML and ``key=value``, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from simcse_st.errors import InputError, nearest
+from simcse_st.recipe import Recipe
+
+
+def shipped_recipes() -> dict[str, str]:
+    """The recipes that come with the package.
+
+    Returns:
+        Each recipe's description by its name, in order of name.
+    """
+    files = resources.files("simcse_st.recipes").iterdir()
+    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return {name: load_recipe(name).description for name in names}
+
+
+def load_recipe(
+    name: str | Path, overrides: Iterable[str] = (), *, base: str | None = None, data: str | None = None
+) -> Recipe:
+    """Loads a shipped recipe by its name, or any recipe by its path.
+
+    A recipe that begins with ``extends: NAME`` is that recipe but for the keys that it gives itself.
+
+    Args:
+        name: ``"snli-sup"`` or ``"path/to/recipe.yaml"``.
+        overrides: ``"key=value"`` with dotted keys; the value is read as YAML, e.g. ``"data.sample={rows: 1000}"``.
+        base: Short for ``model.base``; drops what the recipe says of its own base: checksum, revision, licence.
+        data: Short for ``data.train``; drops what the recipe says of its own data: sample, language, licence.
+
+    Returns:
+        The validated recipe.
+
+    Raises:
+        InputError: No such recipe, not YAML, an unknown key (with the nearest ones), a wrong type or value.
+    """
+    where, values, origin = _load(str(name))
+    values.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(name)).stem).strip("._-") or "run")
+    overrides = list(overrides)
+    for override in [*_short(base, data, overrides), *overrides]:
+        origin[_apply(values, override)] = "--set"
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise InputError(_describe(error, origin, where)) from None
+
+
+def _short(base: str | None, data: str | None, overrides: list[str]) -> list[str]:
+    """The overrides that ``base`` and ``data`` are short for. JSON is YAML that leaves no name to be misread."""
+    short = []
+    if base is not None:
+        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null", "card.base_model=null"]
+    if data is not None:
+        short += [f"data.train={json.dumps(data)}", "data.sample=null", "card.language=[]"]
+    if short or any(override.startswith(("model.base", "data.train")) for override in overrides):
+        short.append("card.license=null")  # which is about the recipe's own base and data
+    return short
+
+
+def _load(name: str, extending: tuple[str, ...] = ()) -> tuple[str, dict[str, Any], dict[str, str]]:  # YAML's values
+    """What to call a recipe in an error, its values, and where each key was written."""
+    where, text = _read(name)
+    values = _parse(text, where)
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: a recipe is a mapping of keys to values, this is {_kind(values)}")
+    origin = dict.fromkeys(_keys(values), where)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return where, values, origin
+    if not isinstance(parent, str) or parent in (name, *extending):
+        raise InputError(f"{where}: extends: must be another recipe's name or path, not {_kind(parent)}")
+    _, below, origin_below = _load(parent, (name, *extending))
+    for key in ("name", "description"):  # which are the other recipe's own
+        below.pop(key, None)
+    for key, value in values.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        below[key] = {**below[key], **value} if both else value
+    return where, below, {**origin_below, **origin}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars (PyYAML reads 1.1: ``5e-5`` as text, ``no`` as false), and no key twice."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  (the base class declares it so)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+
+
+def _read(name: str) -> tuple[str, str]:
+    """The recipe's text, and what to call it in an error."""
+    if name.endswith((".yaml", ".yml")):
+        try:
+            return name, Path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}: not UTF-8 text (byte {error.start})") from None
+        except OSError as error:
+            raise InputError(f"{name}: cannot read this recipe: {error.strerror}") from None
+    shipped = resources.files("simcse_st.recipes") / f"{name}.yaml"
+    if "/" in name or not shipped.is_file():
+        known = (file.name.removesuffix(".yaml") for file in resources.files("simcse_st.recipes").iterdir())
+        hint = nearest(name, (stem for stem in known if "." not in stem and not stem.startswith("_")))
+        raise InputError(f"no recipe {name!r}: {hint} (a recipe of your own is named by its path, ending in .yaml)")
+    return f"recipe {name}", shipped.read_text(encoding="utf-8")
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        value = yaml.load(text, _Loader)
+        json.dumps(value, default=str)  # not possible for a mapping that holds itself
+        return value
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        # Beside its own errors PyYAML lets through those of int() and float(), of keys that are lists, of deep nesting.
+        raise InputError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> str:
+    """Writes one ``key=value`` into the nested values; returns its key."""
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not all(key.split(".")):
+        raise InputError(f"--set {override!r}: write it as key=value, e.g. --set loss.temperature=0.1")
+    *sections, last = key.split(".")
+    section: Any = values
+    for part in sections:
+        if section.get(part) is None:  # absent, or written out as null
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
+            # `data.train.split=x` over a plain `data.train: name`: say so instead of failing in a library.
+            raise InputError(f"--set {key}: {part!r} holds {section!r} here, which has no keys of its own")
+    section[last] = _parse(text, f"--set {key}")
+    return key
+
+
+def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str:
+    """One line for the first thing that is wrong with a recipe."""
+    # A misspelt key is also a missing one, and the first is what helps.
+    errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    # Of a key that takes several types, the member that got furthest is the one that was meant.
+    first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
+    # Which member of a union was tried is no part of the key.
+    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
+    key = ".".join(path)
+    # Where the key itself was written, or else the section that it stands in.
+    above = [name for name in origin if f"{key}.".startswith(f"{name}.")]
+    place = origin[max(above, key=len)] if above else where
+    if first["type"] == "extra_forbidden":
+        leaf = path[-1]
+        same_leaf = [known for known in _all_keys(Recipe) if known.split(".")[-1] == leaf]
+        prefix = "".join(f"{part}." for part in path[:-1])
+        siblings = _class_at(path[:-1]).model_fields
+        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, siblings, prefix)
+        return f"{place}: unknown key {key!r}: {hint}"
+    if not path:  # about several keys
+        return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] == "missing":
+        return f"{place}: the key {key!r} is missing"
+    if first["type"] == "value_error":
+        return f"{place}: {key}: {first['msg'].removeprefix('Value error, ')}"
+    problem = re.sub(r"^(Input|String|Value) ", "", first["msg"])
+    problem = "should be a mapping" if first["type"] == "model_type" else problem
+    return f"{place}: {key}: {problem}, not {_kind(first['input'])}"
+
+
+def _sections(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The keys of a section that are sections themselves, with their classes."""
+    found = {}
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def _class_at(path: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Recipe
+    for part in path:
+        section = _sections(section)[part]
+    return section
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    below = _sections(section)
+    for name in section.model_fields:
+        yield f"{prefix}{name}"
+        if name in below:
+            yield from _all_keys(below[name], f"{prefix}{name}.")
+
+
+def _kind(value: Any) -> str:
+    names = {
+        bool: "true/false",
+        int: "the number",
+        float: "the number",
+        str: "the text",
+        dict: "a mapping",
+        list: "a list",
+    }
+    name = names.get(type(value), "nothing" if value is None else type(value).__name__)
+    return name if isinstance(value, (dict, list)) or value is None else f"{name} {value!r}"

@@ -13,7 +13,7 @@ def main(reference: str, dev: str, test: str) -> None:
     """Measures both ways three times in turn, after a round to warm up."""
     from simcse_st.data import Source, load_graded_pairs
     from simcse_st.loading import load_model
-    from simcse_st.measuring import evaluate
+    from simcse_st.evaluation.evaluate import evaluate
 
     sources = {"dev": Source(dev), "test": Source(test)}
     graded = [load_graded_pairs(source) for source in sources.values()]

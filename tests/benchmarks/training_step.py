@@ -35,7 +35,7 @@ from transformers.utils import logging
 from simcse_st import SimCSECollator, SimCSELoss, SimCSETrainer, build_model
 from simcse_st.data import Source, load_pairs
 from simcse_st.places import resolve
-from simcse_st.terminal import set_environment
+from simcse_st.console import set_environment
 
 WARM_UP = 2  # steps of each turn that do not count
 KINDS = {  # of the profile, by parts of the names of PyTorch's operations; the first that fits

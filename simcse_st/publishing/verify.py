@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from simcse_st.card import CARD, PROOF, read_proof
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.errors import InputError
-from simcse_st.hub import (
+from simcse_st.publishing.hub import (
     HARMLESS,
     TIMEOUT,
     check_repo_id,
@@ -31,11 +31,11 @@ from simcse_st.hub import (
     remote_files,
 )
 from simcse_st.loading import describe_model
-from simcse_st.modeling import check_encoder, weights_sha256
+from simcse_st.models import check_encoder, weights_sha256
 from simcse_st.places import PACKAGE_SCHEME, resolve
-from simcse_st.preparing import source_of
-from simcse_st.publishing import PUSHED, load_run, read_pushes
-from simcse_st.scoring import score_model
+from simcse_st.data.preparing import source_of
+from simcse_st.card_records import PUSHED, load_run, read_pushes
+from simcse_st.evaluation.scoring import score_model
 
 logger = logging.getLogger(__name__)
 

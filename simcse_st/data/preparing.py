@@ -83,7 +83,7 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
     """
     folder = Path(output) if output else Path("prepared") / recipe.name
     check_folder(folder, overwrite)
-    from simcse_st.modeling import load_tokenizer  # and with it torch: what can be refused without has been by now
+    from simcse_st.models import load_tokenizer  # and with it torch: what can be refused without has been by now
 
     tokenizer = load_tokenizer(resolve(recipe.model.base), recipe.model.revision)
     data = load_data(recipe)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from simcse_st.data import GradedPairs
 from simcse_st.errors import InputError
-from simcse_st.evaluation import embed
-from simcse_st.metrics import (
+from simcse_st.evaluation.evaluators import embed
+from simcse_st.evaluation.metrics import (
     alignment,
     by_gold_score,
     correlations,
@@ -22,7 +22,7 @@ from simcse_st.metrics import (
     sts_year,
     uniformity,
 )
-from simcse_st.tables import GROUPS, ON_DEV, YEARS, is_stsb
+from simcse_st.evaluation.tables import GROUPS, ON_DEV, YEARS, is_stsb
 
 Known = Mapping[str, Mapping[str, Any]]
 
@@ -33,7 +33,7 @@ def score_model(
     """Runs tasks.
 
     Args:
-        tasks: See :func:`~simcse_st.tables.task_names`.
+        tasks: See :func:`~simcse_st.evaluation.tables.task_names`.
         data: The graded pairs of each task that has some; those on dev go by ``dev``.
         model: The model.
         known: Scores that a record holds of this very model, by the checksum of the pairs; they are not taken again.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simcse_st.errors import InputError
-from simcse_st.tables import Table, is_stsb, plus_minus
+from simcse_st.evaluation.tables import Table, is_stsb, plus_minus
 
 # Gao, Yao & Chen 2021, BERT-base: STS-B dev and test.
 REPORTED: tuple[dict[str, Any], ...] = (

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
-from simcse_st.batch import (
+from simcse_st.training.batch import (
     BatchFacts,
     chunk_ranges,
     columns_layout,
@@ -25,7 +25,7 @@ from simcse_st.batch import (
     gather_rows,
     words_looked_up_once,
 )
-from simcse_st.mlm import MaskedLanguageModel
+from simcse_st.training.mlm import MaskedLanguageModel
 
 # What one more forward pass costs on a CPU, in tokens: it goes through all weights and their gradients once more.
 # Tried at 32, 48 and 72 on two cores: within that machine's noise, an encoder of BERT-base's size and a small one are
@@ -65,7 +65,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             Hard negatives stay: they were chosen. Needs the batches of :class:`SimCSECollator`.
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
             the model (paper, table 6, for unsupervised training). It is a module of this loss, ``head``; with a
-            :class:`~simcse_st.callbacks.LossCallback` it is checkpointed, and in step on several devices.
+            :class:`~simcse_st.training.callbacks.LossCallback` it is checkpointed, and in step on several devices.
         mlm_weight: Adds so many times the loss of predicting masked tokens of the batch (the paper's code suggests
             0.1; it is there for transfer tasks, not for STS). 0 does not compute it.
         mlm_probability: The share of tokens to predict.

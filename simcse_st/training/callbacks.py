@@ -23,7 +23,7 @@ from transformers.trainer_callback import ExportableState, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.errors import InputError, RunError, nearest
-from simcse_st.modeling import tensors_sha256, weights_sha256
+from simcse_st.models import tensors_sha256, weights_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class STSCallback(TrainerCallback):
     after training can be proven to be what was scored. Works in any ``SentenceTransformerTrainer``.
 
     Args:
-        evaluator: Gives the metrics of a model, e.g. :class:`~simcse_st.evaluation.STSEvaluator`.
+        evaluator: Gives the metrics of a model, e.g. :class:`~simcse_st.evaluation.evaluators.STSEvaluator`.
         best_model: Folder for the best weights; whatever it holds is replaced.
         eval_steps: Steps between two scores.
         metric: The metric to maximise; of equal scores the earliest is kept.
@@ -55,7 +55,7 @@ class STSCallback(TrainerCallback):
         base_metrics: The metrics before training.
         best_step: The step of the best score, or None before the first.
         best_metrics: Its metrics.
-        best_sha256: Checksum of its weights, see :func:`~simcse_st.modeling.weights_sha256`.
+        best_sha256: Checksum of its weights, see :func:`~simcse_st.models.weights_sha256`.
         seconds: Time spent here: scoring and saving.
 
     Example:

@@ -13,12 +13,12 @@ from sentence_transformers.util.distributed import get_rank
 
 from simcse_st.errors import InputError, nearest
 from simcse_st.folder import ABLATION, SEEDS, check_group, write_json
-from simcse_st.inputs import check_machine
+from simcse_st.training.inputs import check_machine
 from simcse_st.loading import load_model
 from simcse_st.recipe import ABLATIONS, Recipe, ablated, check_seeds, differences, load_recipe
-from simcse_st.report import spread_of
-from simcse_st.tables import Table, plus_minus
-from simcse_st.training import train
+from simcse_st.evaluation.report import spread_of
+from simcse_st.evaluation.tables import Table, plus_minus
+from simcse_st.training.train import train
 
 
 def train_seeds(
@@ -38,7 +38,7 @@ def train_seeds(
         The content of ``seeds.json``: dev and test of each seed's kept step, their mean and standard deviation.
 
     Raises:
-        InputError: As :func:`~simcse_st.training.train`; or a folder holds another recipe's run.
+        InputError: As :func:`~simcse_st.training.train.train`; or a folder holds another recipe's run.
         RunError: A run failed.
     """
     check_seeds(seeds)

@@ -12,15 +12,15 @@ from sentence_transformers import SentenceTransformer
 from simcse_st.data import GradedPairs, Source, load_graded_pairs
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
-from simcse_st.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
+from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.folder import EVALUATION, check_record, write_json
-from simcse_st.leaderboard import find_tasks, run_tasks
+from simcse_st.evaluation.leaderboard import find_tasks, run_tasks
 from simcse_st.loading import describe_model, load_model
 from simcse_st.places import Located, check_poolings, locate_model
-from simcse_st.preparing import source_of
+from simcse_st.data.preparing import source_of
 from simcse_st.recipe import load_recipe
-from simcse_st.scoring import average, score_model
-from simcse_st.tables import GROUPS, ON_DEV, YEARS, task_names
+from simcse_st.evaluation.scoring import average, score_model
+from simcse_st.evaluation.tables import GROUPS, ON_DEV, YEARS, task_names
 
 PROTOCOL = (
     "cosine of L2-normalised embeddings against gold scores, Spearman x100; STS12-16: 'all' is one Spearman over all "
@@ -48,7 +48,7 @@ def evaluate(
 
     Args:
         references: Models, as :func:`~simcse_st.places.locate_model` takes them.
-        tasks: Names of :data:`~simcse_st.tables.TASKS` or ``GROUPS``.
+        tasks: Names of :data:`~simcse_st.evaluation.tables.TASKS` or ``GROUPS``.
         pooling: How to read those that are bare encoders.
         dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the hub.
         test: The same for test.

@@ -17,24 +17,24 @@ from sentence_transformers.util.distributed import distributed_evaluation
 from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
-from simcse_st.batch import BatchFacts
-from simcse_st.callbacks import LossCallback, LossProgress, STSCallback
+from simcse_st.training.batch import BatchFacts
+from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.card import CARD, load_template
-from simcse_st.collator import SimCSECollator
+from simcse_st.training.collator import SimCSECollator
 from simcse_st.data import file_sha256
 from simcse_st.environment import describe_environment
 from simcse_st.errors import InputError, RunError
-from simcse_st.evaluation import STSEvaluator
+from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.folder import EVALUATION, MARK, check_folder, make_folder, write_json
-from simcse_st.inputs import Inputs, load_inputs, state_inputs
+from simcse_st.training.inputs import Inputs, load_inputs, state_inputs
 from simcse_st.loading import describe_model
-from simcse_st.loss import SimCSELoss
-from simcse_st.measuring import measure_run
-from simcse_st.modeling import weights_sha256
+from simcse_st.training.loss import SimCSELoss
+from simcse_st.evaluation.evaluate import measure_run
+from simcse_st.models import weights_sha256
 from simcse_st.places import resolve
-from simcse_st.publishing import write_card
+from simcse_st.card_records import write_card
 from simcse_st.recipe import Recipe, check_same, load_recipe
-from simcse_st.resuming import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
+from simcse_st.training.checkpoints import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
 
 logger = logging.getLogger(__name__)
 

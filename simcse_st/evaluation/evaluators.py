@@ -15,7 +15,7 @@ from sentence_transformers.util import batch_to_device, truncate_embeddings
 from torch import Tensor
 
 from simcse_st.errors import InputError
-from simcse_st.metrics import alignment, correlations, cosines_of, uniformity
+from simcse_st.evaluation.metrics import alignment, correlations, cosines_of, uniformity
 
 _BLOCK = 1024
 

@@ -20,13 +20,13 @@ from sentence_transformers import SentenceTransformer
 from simcse_st.card import CARD, read_proof
 from simcse_st.data import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError
-from simcse_st.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
-from simcse_st.modeling import weights_sha256
+from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
+from simcse_st.models import weights_sha256
 from simcse_st.places import resolve
-from simcse_st.preparing import source_of
-from simcse_st.publishing import Run
-from simcse_st.scoring import score_model
-from simcse_st.verifying import TOLERANCE
+from simcse_st.data.preparing import source_of
+from simcse_st.card_records import Run
+from simcse_st.evaluation.scoring import score_model
+from simcse_st.publishing.verify import TOLERANCE
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,97 @@
-"""Files -> rows, each checked for being what its name says."""
+"""Files -> rows, each checked for being what its name says.
+
+JSON and CSV are read line by line and not by ``datasets``, which pads short rows of a CSV without a word and loses the
+line of an error.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import re
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
+from simcse_st.console import progress
 from simcse_st.data.columns import KNOWN_NAMES
-from simcse_st.data.lines import COMPRESSED, read_lines
-from simcse_st.data.quoting import quotes_of, split_quoted
-from simcse_st.data.rows import Row, RowError, excerpt, listed, progress
-from simcse_st.errors import InputError
+from simcse_st.errors import InputError, excerpt, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 DELIMITED = {".csv": ",", ".tsv": "\t"}
+COMPRESSED = ".gz"
+Quotes = Literal["csv", "text"] | None
+
+# What a file that is no UTF-8 text begins with, the longer marks first, and what would be right.
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32 text; convert it to UTF-8, e.g. iconv -f utf-32 -t utf-8",
+    b"\x00\x00\xfe\xff": "UTF-32 text; convert it to UTF-8, e.g. iconv -f utf-32 -t utf-8",
+    b"\xff\xfe": "UTF-16 text; convert it to UTF-8, e.g. iconv -f utf-16 -t utf-8",
+    b"\xfe\xff": "UTF-16 text; convert it to UTF-8, e.g. iconv -f utf-16 -t utf-8",
+    b"\x1f\x8b": "gzip-compressed; its name must end in .gz",
+    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it, or export it as CSV in UTF-8",
+    b"PAR1": "a Parquet file; its name must end in .parquet",
+    b"version https://git-lfs.github.com/spec/": "a Git LFS pointer and not the file; fetch that with git lfs pull",
+}
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
+
+
+class Row(NamedTuple):
+    """One row."""
+
+    place: str
+    """What it stands in, up to the number: ``file:`` or ``name row``."""
+    number: int
+    """Its line, from 1; or its index in a table without lines, from 0."""
+    cells: dict[str, Any]
+    header: int | None = None
+    """The line that names the columns, where there is one."""
+
+    @property
+    def where(self) -> str:
+        """What an error says of its place."""
+        return f"{self.place}{self.number}"
+
+    @property
+    def where_named(self) -> str:
+        """The place that names its columns: that of the header, or its own."""
+        return f"{self.place}{self.number if self.header is None else self.header}"
+
+
+class RowError(InputError):
+    """One row that cannot be used; the rows after it could be.
+
+    Attributes:
+        reason: Which kind of fault, as the manifest counts it.
+    """
+
+    def __init__(self, message: str, reason: str = BROKEN) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def is_sentence(value: Any) -> TypeGuard[str]:
+    """Whether a value is text that can be encoded: not blank, and without halves of surrogate pairs."""
+    return isinstance(value, str) and bool(value.strip()) and (value.isascii() or not _SURROGATE.search(value))
+
+
+def sentence(row: Row, column: str, value: Any) -> str:
+    """A value of a row that must be a sentence.
+    """
+    if not is_sentence(value):
+        what = "is missing" if value is None else f"is {excerpt(value)}"
+        blank = value is None or (isinstance(value, str) and not value.strip())
+        raise RowError(f"{row.where}: {column} {what}, but must be a sentence", BLANK if blank else NOT_TEXT)
+    return value
 
 
 def file_format(path: Path) -> str | None:
@@ -31,7 +103,7 @@ def file_format(path: Path) -> str | None:
 
 
 def read_file(
-    path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: bool | None = None
+    path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: Quotes = None
 ) -> Iterator[Row | RowError]:
     """Reads the rows of a file.
 
@@ -40,13 +112,10 @@ def read_file(
         name: What to call it in errors.
         layout: Its format, where its name promises another.
         header: For CSV and TSV, whether the first line names the columns; if not, they are called "1", "2", ...
-        quotes: For TSV, whether fields may be quoted as in a CSV; by default the file itself shows it.
+        quotes: For TSV, whether the quotes around fields are those of a CSV or belong to the text.
 
     Yields:
         The rows in their order, and in the place of a row that is broken, what is wrong with it.
-
-    Raises:
-        InputError: The file cannot be read, or is not of its format at all.
     """
     layout = layout or file_format(path)
     if layout == ".parquet":
@@ -54,8 +123,7 @@ def read_file(
     if layout == ".txt":
         return _text_rows(path, name)
     if layout in DELIMITED:
-        quoted = layout == ".csv" or bool(quotes_of(path, name, quotes))
-        return _delimited_rows(path, name, DELIMITED[layout], quoted, header)
+        return _delimited_rows(path, name, DELIMITED[layout], "csv" if layout == ".csv" else quotes, header)
     return _json_rows(path, name)
 
 
@@ -72,9 +140,6 @@ def _text_rows(path: Path, name: str) -> Iterator[Row | RowError]:
 
 def _check_is_text(name: str, line: str) -> None:
     """Looks for a first line that is no sentence: that of a table, or of JSON Lines.
-
-    Raises:
-        InputError: It is such a line.
     """
     if line.startswith("{") and isinstance(_json_row(name, 1, line), Row):
         raise InputError(f"{name}:1: a JSON object and no sentence: then name it .jsonl: {excerpt(line)}")
@@ -120,7 +185,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_without_repetition)
 
 
-def _delimited_rows(path: Path, name: str, delimiter: str, quoted: bool, header: bool) -> Iterator[Row | RowError]:
+def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, header: bool) -> Iterator[Row | RowError]:
     columns: list[str] | None = None
     header_line: int | None = None
     for number, line in read_lines(path, name):
@@ -130,7 +195,12 @@ def _delimited_rows(path: Path, name: str, delimiter: str, quoted: bool, header:
             text = line.rstrip("\r\n")
             if not text:
                 continue
-            fields = split_quoted(name, number, text, delimiter) if quoted else text.split(delimiter)
+            fields = split_quoted(name, number, text, delimiter) if quotes == "csv" else text.split(delimiter)
+            if quotes is None and any(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
+                raise InputError(
+                    f"{name}:{number}: do the quotes around a field belong to its text? Set data.quotes=text, or "
+                    "data.quotes=csv if they do not"
+                )
             if columns is None and header:
                 columns, header_line = _header(name, number, fields), number
                 continue
@@ -180,7 +250,7 @@ def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
                 raise InputError(f"{name}: two columns have the same name: {listed(names)}")
             named = class_namer(_classes(file.schema_arrow.metadata))
             tables = (zip(*map(_cells, batch.columns), strict=True) for batch in file.iter_batches(batch_size=1000))
-            rows = progress(chain.from_iterable(tables), f"reading {path.name}", file.metadata.num_rows)
+            rows = progress(f"reading {path.name}", file.metadata.num_rows, chain.from_iterable(tables))
             for number, cells in enumerate(rows):
                 yield Row(f"{name} row ", number, named(dict(zip(names, cells, strict=True))))
     except (pa.ArrowException, OSError) as error:
@@ -228,3 +298,77 @@ def class_namer(classes: dict[str, list[str]]) -> Callable[[dict[str, Any]], dic
         return cells
 
     return named
+
+
+def split_quoted(name: str, number: int, text: str, delimiter: str) -> list[str]:
+    """The fields of a line that is quoted as a CSV is.
+
+    Line by line: a quote that is not closed on its line is a fault of that line, and swallows no other.
+    """
+    try:
+        return next(csv.reader([text], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise InputError(
+                f"{name}:{number}: a quote opens and is not closed on this line: {excerpt(text)}; close it, or keep "
+                "sentences with line breaks in JSON Lines"
+            ) from None
+        hint = "; JSON Lines has no such limit" if "field limit" in str(error) else ""
+        raise RowError(f"{name}:{number}: not valid CSV: {error}: {excerpt(text)}{hint}") from None
+
+
+def read_lines(path: Path, name: str) -> Iterator[tuple[int, str | RowError]]:
+    """Reads the lines of a file with their ends, and in the place of a line that is no text, what is wrong with it.
+
+    Args:
+        path: The file.
+        name: What to call it in errors.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw, progress(f"reading {path.name}", path.stat().st_size, unit="B") as bar:
+            file: Iterable[bytes] = raw
+            if path.name.lower().endswith(COMPRESSED):
+                file = gzip.GzipFile(fileobj=raw)
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    _check_first(name, line)
+                elif number % 1000 == 0:
+                    bar.update(raw.tell() - bar.n)
+                yield number, _decoded(name, number, line)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{name}: damaged gzip after line {number}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def first_line(path: Path, name: str) -> str:
+    """The first line of a text file, without its end; "" if it is empty.
+    """
+    for _, line in read_lines(path, name):
+        if isinstance(line, RowError):
+            raise line
+        return line.rstrip("\r\n")
+    return ""
+
+
+def _check_first(name: str, line: bytes) -> None:
+    found = next((what for mark, what in _MARKS.items() if line.startswith(mark)), None)
+    if found:
+        raise InputError(f"{name}: is {found}")
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise InputError(
+            f"{name}:1: a carriage return within the line: are these old line ends? convert them, e.g. tr '\\r' '\\n'"
+        )
+
+
+def _decoded(name: str, number: int, line: bytes) -> str | RowError:
+    if b"\x00" in line:
+        return RowError(f"{name}:{number}: a NUL byte: this is binary, or UTF-16 text; it must be text in UTF-8")
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        return RowError(
+            f"{name}:{number}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
+            "convert the file, e.g. iconv -f latin1 -t utf-8"
+        )

@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from simcse_st.tables import Table
+from tqdm.auto import tqdm
+
 
 
 def set_environment() -> None:
@@ -60,8 +61,6 @@ class _Lines(logging.StreamHandler):
     """Writes above a bar, and each line in one piece with its end: an interrupt cuts none short."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
 
@@ -71,6 +70,31 @@ class _Message(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return without_token(record.getMessage())
+
+
+def progress(
+    description: str, total: int | None = None, items: Iterable[Any] | None = None, unit: str = "it"
+) -> tqdm[Any]:
+    """A bar, on a terminal, for what takes more than two seconds; passes the items on, if there are any."""
+    return tqdm(
+        items, description, total, unit=unit, unit_scale=unit == "B", delay=2, disable=None, leave=False,
+        dynamic_ncols=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a line on what it shows, the names of the columns, and rows of text."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table as GitHub renders it, under its title."""
+        lines = [self.columns, ["---", *["---:" for _ in self.columns[1:]]], *self.rows]
+        cells = ([" ".join(text.replace("|", "\\|").split()) for text in line] for line in lines)
+        return "\n".join([self.title, "", *(f"| {' | '.join(line)} |" for line in cells), ""])
 
 
 def print_tables(tables: Sequence[Table]) -> None:

@@ -41,7 +41,7 @@ class SimCSECollator(SentenceTransformerDataCollator):
 
     The stock trainer's own model card callback fails on a column that mixes strings and null, before this collator
     sees it. There, write a missing hard negative as ``""``, or hold them as lists, empty where there is none; or use
-    :class:`~simcse_st.training.SimCSETrainer`, the stock trainer without that callback.
+    :class:`~simcse_st.training.train.SimCSETrainer`, the stock trainer without that callback.
 
     Args:
         preprocess_fn: ``model.preprocess``.

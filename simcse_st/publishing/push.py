@@ -15,7 +15,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from simcse_st.card import CARD
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import check_writable, write_json, write_text
-from simcse_st.hub import (
+from simcse_st.publishing.hub import (
     HARMLESS,
     RETRIES,
     TIMEOUT,
@@ -29,7 +29,7 @@ from simcse_st.hub import (
     remote_files,
     status_of,
 )
-from simcse_st.preflight import (
+from simcse_st.publishing.preflight import (
     Target,
     check_folder,
     check_metadata,
@@ -39,8 +39,8 @@ from simcse_st.preflight import (
     load_pairs,
     look,
 )
-from simcse_st.publishing import PUSHED, Run, compose_card, load_run, read_pushes
-from simcse_st.tables import Table
+from simcse_st.card_records import PUSHED, Run, compose_card, load_run, read_pushes
+from simcse_st.evaluation.tables import Table
 
 logger = logging.getLogger(__name__)
 

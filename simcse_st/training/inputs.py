@@ -14,9 +14,9 @@ from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, file_sha256
 from simcse_st.errors import InputError
-from simcse_st.modeling import build_model, dropout_probabilities
+from simcse_st.models import build_model, dropout_probabilities
 from simcse_st.places import encoder_path, resolve
-from simcse_st.preparing import load_data, state_data
+from simcse_st.data.preparing import load_data, state_data
 from simcse_st.recipe import Recipe, check_combinations
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from sentence_transformers.util.distributed import get_rank, get_world_size
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from simcse_st.batch import BatchFacts
-from simcse_st.callbacks import STSCallback
+from simcse_st.training.batch import BatchFacts
+from simcse_st.training.callbacks import STSCallback
 from simcse_st.errors import InputError, RunError
 from simcse_st.folder import flush, write_json
 
@@ -40,7 +40,7 @@ class Checkpoint:
         folder: The trainer's checkpoint.
         step: The step after which it was written.
         total_steps: The steps of the whole run.
-        best: :meth:`~simcse_st.callbacks.STSCallback.state` at that step.
+        best: :meth:`~simcse_st.training.callbacks.STSCallback.state` at that step.
         seen: What the loss had seen.
         train_seconds: Seconds of training until then.
         files: The sizes in bytes of its files and of the best weights', by their paths in ``folder``'s own folder.

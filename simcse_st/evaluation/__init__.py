@@ -1,0 +1,1 @@
+"""Models -> numbers, tables and figures."""

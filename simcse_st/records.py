@@ -1,0 +1,272 @@
+"""What a run's records hold: one type for each file in its folder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Split = Literal["dev", "test"]
+SPLITS: tuple[Split, Split] = ("dev", "test")
+
+
+class Record(BaseModel):
+    """A JSON object that a command leaves behind. Keys of later versions are passed over."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True, use_attribute_docstrings=True)
+
+    FILE: ClassVar[str] = ""
+    """The file's name in a run's folder, of a record that has one of its own."""
+
+    def to_json(self) -> str:
+        """The record as its file holds it; what is null is left out."""
+        return self.model_dump_json(indent=2, exclude_none=True, by_alias=True) + "\n"
+
+
+# manifest.json
+
+
+class InputFile(Record):
+    """A file that was read. Its folder is not recorded: a card would publish the path."""
+
+    file: str
+    sha256: str
+    bytes: int | None = None
+
+
+class Source(Record):
+    """One input: a file, or a dataset on the Hub."""
+
+    file: str | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+    dataset: str | None = None
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    """The commit that was read."""
+    files: list[InputFile] = []
+    """The files of the dataset, where the recipe names them."""
+    rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The dataset's id or the file's name."""
+        return self.dataset or self.file or ""
+
+
+class Truncation(Record):
+    """How much of the training texts the training length cuts off."""
+
+    tokenizer: str
+    max_length: int
+    texts: int
+    texts_truncated: int
+    tokens: int
+    tokens_truncated: int
+
+
+class SampleFacts(Record):
+    """A sample of the rows."""
+
+    rows: int
+    seed: int
+
+
+class TrainFacts(Record):
+    """What was read for training, and what became of it."""
+
+    sources: list[Source]
+    columns: dict[str, list[str]]
+    """The columns that were used, by their roles."""
+    columns_left_out: list[str] = []
+    rows_read: int
+    rows_usable: int
+    dropped: dict[str, int]
+    """Rows left out, by the reason."""
+    unusable_rows: list[str] = []
+    """The first errors of rows that cannot be used, where ``data.strict`` is false."""
+    labels: dict[str, int] | None = None
+    sample: SampleFacts | None = None
+    rule: str
+    prepared_sha256: str
+    """SHA-256 of the rows as ``simcse-st prepare`` writes them."""
+    pairs: int | None = None
+    pairs_with_hard_negative: int = 0
+    share_with_hard_negative: float = 0.0
+    hard_negatives: int = 0
+    hard_negatives_per_row: dict[str, int] = {}
+    unique_anchors: int | None = None
+    unique_sentences: int | None = None
+    sentences: int | None = None
+    """Distinct sentences, in unsupervised training; ``pairs`` is then null."""
+    texts: int | None = None
+    blank_texts: int | None = None
+    duplicate_texts: int | None = None
+    truncation: Truncation | None = None
+    samples: list[list[Any]] | None = None
+    """The first rows, where ``card.samples`` asks for them: texts and lists of texts."""
+
+    @property
+    def kind(self) -> Literal["supervised", "unsupervised"]:
+        """How the rows are trained on."""
+        return "unsupervised" if self.sentences is not None else "supervised"
+
+    @property
+    def rows(self) -> int:
+        """Rows that are trained on."""
+        return self.sentences if self.sentences is not None else self.pairs or 0
+
+
+class GradedFacts(Record):
+    """Graded pairs that a model is scored on."""
+
+    sources: list[Source]
+    columns: list[str]
+    pairs: int
+    scale: float
+    """The highest score there can be, 5 or 1."""
+    mean_gold: float
+    """On the scale from 0 to 5."""
+    pairs_sha256: str
+    subsets: dict[str, int] = {}
+    pairs_without_score: int = 0
+
+
+class Manifest(Record):
+    """``manifest.json``: the data of a run."""
+
+    FILE: ClassVar = "manifest.json"
+
+    train: TrainFacts
+    dev: GradedFacts
+    test: GradedFacts
+
+    def graded(self, split: Split) -> GradedFacts:
+        """The facts about dev or test."""
+        return self.dev if split == "dev" else self.test
+
+
+# environment.json
+
+
+class Environment(Record):
+    """``environment.json``: what a command ran on."""
+
+    FILE: ClassVar = "environment.json"
+
+    python: str
+    system: str
+    packages: dict[str, str]
+    device: str
+    devices: int
+    threads: int
+    precision: str
+
+
+# history.jsonl
+
+
+class HistoryEntry(Record):
+    """A line of ``history.jsonl``: the loss of a step, or a score."""
+
+    step: int
+    loss: float | None = None
+    learning_rate: float | None = None
+    masked_cells: int | None = None
+    dev: dict[str, float] | None = None
+    early: dict[str, float] | None = None
+    """Dev in the first steps, which chooses nothing."""
+
+
+# results.json
+
+
+class SplitScores(Record):
+    """Scores of the kept weights, Spearman and Pearson x100, not rounded."""
+
+    spearman: float
+    pearson: float
+    alignment: float | None = None
+    uniformity: float | None = None
+    pairs: int
+
+
+class BatchFacts(Record):
+    """What the loss saw in training, on all devices that share their negatives."""
+
+    batches: int
+    sentences: int
+    anchors: int
+    negatives: int
+    fewest_negatives: int
+    most_negatives: int
+    masked_cells: int
+    mean_negatives: float | None = None
+    """Negatives in an anchor's denominator, on average."""
+
+
+class Results(Record):
+    """``results.json``: what a run came to."""
+
+    FILE: ClassVar = "results.json"
+
+    recipe: str
+    best_step: int
+    total_steps: int
+    base: dict[Split, float]
+    """Spearman x100 before training."""
+    dev: SplitScores
+    test: SplitScores
+    weights_sha256: str
+    base_model: str | None = None
+    """The base's id on the Hub; null for a local folder, whose path is nobody else's business."""
+    model_sha256: str
+    modules: list[str]
+    files: dict[str, str]
+    """The SHA-256 of each file of ``model/`` but the card."""
+    train_seconds: float
+    sentences_per_second: float
+    batches: BatchFacts
+
+    def split(self, name: Split) -> SplitScores:
+        """The scores on dev or test."""
+        return self.dev if name == "dev" else self.test
+
+    @property
+    def stack(self) -> str:
+        """The modules as the card prints them."""
+        return " -> ".join(self.modules)
+
+
+# push.json
+
+
+class PushedFile(Record):
+    """A file of a published model."""
+
+    size: int
+    sha256: str
+
+
+class Push(Record):
+    """What was published, and where."""
+
+    repo: str
+    revision: str
+    private: bool
+    commit: str | None = None
+    url: str | None = None
+    pull_request: int | None = None
+    files: dict[str, PushedFile]
+    stack: str
+    weights_sha256: str
+    scores: dict[Split, float]
+
+
+class Pushes(Push):
+    """``push.json``: the last push, and of each other repository and branch the last."""
+
+    FILE: ClassVar = "push.json"
+
+    earlier: list[Push] = []

@@ -1,0 +1,1 @@
+"""A recipe -> a run: the loss, batches, checkpoints, and the training itself."""
