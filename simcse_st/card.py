@@ -1,9 +1,12 @@
-"""A run's records -> the model card."""
+"""A run's records -> its model card, ``model/README.md``."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
+import shlex
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,190 +14,308 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
-from simcse_st.citations import citations
-from simcse_st.evaluation.report import gap_to_paper
-from simcse_st.evaluation.tables import is_stsb, plus_minus
+from simcse_st.data.sources import PACKAGE_SCHEME
+from simcse_st.errors import InputError
+from simcse_st.evaluation.records import (
+    Ablation,
+    Evaluation,
+    MeasuredModel,
+    SameData,
+    Seeds,
+    Tasks,
+    is_stsb,
+)
+from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
+from simcse_st.recipe import Recipe
+from simcse_st.recipes import load_recipe, shipped_recipes
+from simcse_st.records import SPLITS, GradedFacts, Pushes, Source, Split
+from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
 
-_TEMPLATE = "template.md.jinja"
 _EXCERPT = 160  # characters of a sentence that is quoted
-_SPLITS = ("dev", "test")
-CARD = "README.md"  # of a model's folder
 PROOF = "simcse_st"  # the metadata's key for what proves a copy
+# The entries of citations.bib for a dataset, by a part of its name.
+_CITED = {
+    "snli": ("bowman-etal-2015-large",),
+    "multi_nli": ("williams-etal-2018-broad",),
+    "mnli": ("williams-etal-2018-broad",),
+    "all-nli": ("bowman-etal-2015-large", "williams-etal-2018-broad"),
+    "nli-for-simcse": ("bowman-etal-2015-large", "williams-etal-2018-broad"),
+    "nli_for_simcse": ("bowman-etal-2015-large", "williams-etal-2018-broad"),
+    "stsb": ("cer-etal-2017-semeval",),
+}
+
+
+def write_card(run: Run | str | Path, overrides: Iterable[str] = ()) -> Path:
+    """Writes the model card of a finished run from the records in its folder.
+
+    Args:
+        run: The run, or its folder.
+        overrides: ``card.KEY=VALUE``, to be changed in the run's recipe; all other keys made the run, and stay.
+
+    Returns:
+        The card.
+
+    Raises:
+        InputError: It is no finished run, a record in it cannot be read, or another key is to be changed.
+        RunError: The card cannot be written.
+
+    Example:
+        >>> write_card("runs/quickstart", ["card.authors=[A. Author]"])
+        PosixPath('runs/quickstart/model/README.md')
+    """
+    run = run if isinstance(run, Run) else open_run(run)
+    overrides = list(overrides)
+    for override in overrides:
+        if not override.startswith("card."):
+            raise InputError(f"--set {override}: the run is made; only card.KEY=VALUE can be changed")
+    with locked(run.folder):
+        return render_card(run, load_recipe(run.folder / RECIPE, overrides) if overrides else None)
+
+
+def render_card(run: Run, recipe: Recipe | None = None) -> Path:
+    """Writes the card in a run folder that this process holds; with a recipe, also that."""
+    pushed = run.read(Pushes).repo if run.has(Pushes) else None
+    text = compose_card(run, pushed, recipe)
+    if recipe:
+        write_text(run.folder / RECIPE, recipe.to_yaml())
+    write_text(run.model_path / CARD, text)
+    return run.model_path / CARD
 
 
 def load_template() -> str:
-    """The card's template, as installed or, in a checkout, where it stands at the top of the repository."""
-    checkout = Path(__file__).parents[1] / "model_card" / _TEMPLATE
+    """The card's template."""
+    return _resource("template.md.jinja")
+
+
+def _resource(name: str) -> str:
+    """A file of ``model_card``: as installed or, in a checkout, where it stands at the top of the repository."""
+    checkout = Path(__file__).parents[1] / "model_card" / name
     if checkout.is_file():
         return checkout.read_text(encoding="utf-8")
-    return (resources.files("simcse_st.model_card") / _TEMPLATE).read_text(encoding="utf-8")
+    return (resources.files("simcse_st.model_card") / name).read_text(encoding="utf-8")
 
 
-def render_card(
-    template: str,
-    recipe: dict[str, Any],
-    results: dict[str, Any],
-    manifest: dict[str, Any],
-    environment: dict[str, Any],
-    evaluation: dict[str, Any] | None = None,
-    *,
-    command: str,
-    base_model: str | None = None,
-    repo_id: str | None = None,
-    seeds: dict[str, Any] | None = None,
-    ablation: dict[str, Any] | None = None,
-) -> str:
-    """Writes the card of a run. Every number in it is one of the records'; what has no record is left out.
+def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = None) -> str:
+    """The text of a run's card. Every number in it is one of the records'; what has no record is left out.
 
     Args:
-        template: See :func:`load_template`.
-        recipe: The whole recipe.
-        results: ``results.json``.
-        manifest: ``manifest.json``.
-        environment: ``environment.json``.
-        evaluation: ``evaluation.json``; its first model is the run's, the others are what it is compared with.
-        command: What runs the recipe again.
-        base_model: The base's id on the hub, if it has one: a folder of this machine is nobody else's business.
+        run: The run.
         repo_id: Where the model is published.
-        seeds: ``seeds.json`` of the same recipe.
-        ablation: ``ablation.json`` of the same recipe.
+        recipe: The run's recipe, if other than the one in its folder.
 
     Returns:
-        Markdown with the hub's metadata block on top.
+        Markdown with the Hub's metadata block on top.
     """
-    engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    engine.filters.update(text=markdown_text, number="{:,}".format, spread=plus_minus)
-    train, kind = manifest["train"], "unsupervised" if "sentences" in manifest["train"] else "supervised"
-    data = {split: {"n": results[split]["pairs"], **manifest[split]} for split in _SPLITS}
-    scores = {split: results[split]["spearman"] for split in _SPLITS}
-    models = evaluation["models"] if evaluation else []
+    recipe = recipe or run.recipe
+    _check_notes(recipe.card.notes)
+    train, results = run.manifest.train, run.results
+    if recipe.card.samples and train.samples is None:
+        raise InputError("card.samples: no rows were recorded: it must be set before training")
+    evaluation = _evaluation_of(run)
+    models = evaluation.models if evaluation else []
     model, baselines = (models[0], models[1:]) if models else (None, [])
-    tasks: dict[str, Any] = models[0]["tasks"] if models else {}
-    shown = {"geometry", "retrieval"} & tasks.keys()
-    return engine.from_string(template).render(
-        metadata=_metadata(recipe, results, manifest, base_model).to_yaml(),
-        card=recipe["card"],
-        recipe=recipe,
-        results=results,
-        train=train,
-        kind=kind,
-        source=source_name(train["sources"]),
-        sources={split: manifest[split]["sources"] for split in ("train", *_SPLITS)},
-        samples=train.get("samples") if recipe["card"]["samples"] else None,
-        base_model=base_model,
-        repo_id=repo_id,
-        command=command,
-        gap=gap_to_paper(kind, scores, data),
-        baselines=baselines,
-        compared=[other for other in baselines if shown <= other["tasks"].keys()],
-        seeds=seeds,
-        ablation=ablation,
-        tasks=tasks,
-        years=_years(tasks),
-        quote=recipe["card"]["examples"] if recipe["card"]["examples"] is not None else _is_public(recipe, data["dev"]),
-        model=model,
-        stack=" -> ".join(results["modules"]),
-        environment=environment,
-        citations=citations(_datasets(recipe, manifest, data)),
-    )
+    tasks = model.tasks if model else Tasks()
+    engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    engine.filters.update(text=markdown_text, number="{:,}".format)
+    base_model = results.base_model or recipe.card.base_model
+    examples = recipe.card.examples
+    scores: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    try:
+        return engine.from_string(load_template()).render(
+            metadata=_metadata(run, recipe, base_model).to_yaml(),
+            card=recipe.card,
+            recipe=recipe,
+            results=results,
+            train=train,
+            kind=train.kind,
+            source=source_name(train.sources),
+            sources={"train": train.sources},
+            samples=train.samples if recipe.card.samples else None,
+            base_model=base_model,
+            repo_id=repo_id,
+            command=_command(run, recipe),
+            gap=gap_to_paper(train.kind, scores, pairs_of_run(run)),
+            baselines=baselines,
+            compared=[other for other in baselines if _has_what_is_shown(other, tasks)],
+            seeds=_group_of(run, recipe, Seeds, run.folder.parent, "seeds"),
+            ablation=_group_of(run, recipe, Ablation, run.folder.parent.parent, "ablation"),
+            tasks=tasks,
+            years=_years(tasks),
+            quote=_is_public(recipe, run.manifest.dev) if examples is None else examples,
+            model=model,
+            environment=run.environment,
+            citations=_citations(run, recipe),
+        )
+    except jinja2.TemplateError as error:
+        raise InputError(f"{run.folder}: its records do not make a card: {error}") from error
 
 
-def _metadata(
-    recipe: dict[str, Any], results: dict[str, Any], manifest: dict[str, Any], base_model: str | None
-) -> ModelCardData:
+def _check_notes(notes: str) -> None:
+    """Refuses what is left open in the notes: it would swallow the card behind them."""
+    if notes.count("<!--") > notes.count("-->"):
+        raise InputError("card.notes: a comment <!-- is not closed by -->")
+    if len(re.findall(r"^ {0,3}(```|~~~)", notes, re.MULTILINE)) % 2:
+        raise InputError("card.notes: a code block is not closed")
+
+
+def _evaluation_of(run: Run) -> Evaluation | None:
+    """The evaluation with the run's own model first, then those that others can have, if on the same pairs."""
+    evaluation = run.read(Evaluation) if run.has(Evaluation) else None
+    own = [model for model in evaluation.models if model.model_sha256 == run.results.model_sha256] if evaluation else []
+    if evaluation is None or not own:
+        return None
+    others = [model for model in evaluation.models if model is not own[0] and _is_comparable(model, own[0])]
+    return evaluation.model_copy(update={"models": [own[0], *others]})
+
+
+def _is_comparable(model: MeasuredModel, own: MeasuredModel) -> bool:
+    """Whether a model is public, and measured on the same pairs. A folder's name is its owner's business."""
+    if not model.revision and not model.name.startswith(PACKAGE_SCHEME):
+        return False
+    scores = [(model.tasks.split(split), own.tasks.split(split)) for split in SPLITS]
+    return all(one and other and one.pairs_sha256 == other.pairs_sha256 for one, other in scores)
+
+
+def _has_what_is_shown(model: MeasuredModel, tasks: Tasks) -> bool:
+    shown = [name for name in ("geometry", "retrieval") if tasks.task(name)]
+    return all(model.tasks.task(name) for name in shown)
+
+
+def _group_of(
+    run: Run, recipe: Recipe, kind: type[Seeds] | type[Ablation], around: Path, name: str
+) -> Seeds | Ablation | None:
+    """The record of several runs of this recipe: what this run is one of, or what stands beside it."""
+    for folder in (around, run.folder.with_name(f"{run.folder.name}-{name}")):
+        runs = sorted(folder.glob("seed-*" if kind is Seeds else "full/seed-*"))
+        if Run(folder).has(kind) and runs and _settings(Run(runs[0]).recipe) == _settings(recipe):
+            record = Run(folder).read(kind)
+            if _is_on_data_of(record.data, run):
+                return record
+    return None
+
+
+def _is_on_data_of(data: SameData, run: Run) -> bool:
+    manifest = run.manifest
+    mine = (manifest.train.prepared_sha256, manifest.dev.pairs_sha256, manifest.test.pairs_sha256)
+    return mine == (data.prepared_sha256, data.dev_pairs_sha256, data.test_pairs_sha256)
+
+
+def _settings(recipe: Recipe) -> object:
+    """What two runs of one recipe have in common."""
+    return recipe.model_dump(exclude={"name", "seed", "description", "card"})
+
+
+def _metadata(run: Run, recipe: Recipe, base_model: str | None) -> ModelCardData:
     """The metadata block: the fields of Sentence Transformers' own cards, and what proves a copy to be this model."""
-    card, train = recipe["card"], manifest["train"]
-    datasets = [source["dataset"] for source in train["sources"] if "dataset" in source]
-    size = train["sentences"] if "sentences" in train else train["pairs"]
+    train, results = run.manifest.train, run.results
+    datasets = [source.dataset for source in train.sources if source.dataset]
     data = ModelCardData(
-        language=card["language"] or None,
-        license=card["license"],
+        language=recipe.card.language or None,
+        license=recipe.card.license,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=[
             "sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "generated_from_trainer",
-            f"dataset_size:{size}", "loss:SimCSELoss", "simcse",
+            f"dataset_size:{train.rows}", "loss:SimCSELoss", "simcse",
         ],
         base_model=base_model,
         datasets=list(dict.fromkeys(datasets)) or None,
         metrics=["spearman_cosine", "pearson_cosine"],
-        model_name=recipe["name"],
+        model_name=recipe.name,
         eval_results=[
-            _eval_result(split, metric, results[split], manifest[split], recipe["data"][split])
-            for split in _SPLITS
+            _eval_result(run, split, metric, getattr(recipe.data, split))
+            for split in SPLITS
             for metric in ("spearman", "pearson")
         ],
     )  # fmt: skip
-    data[PROOF] = {
-        "stack": " -> ".join(results["modules"]),
-        "weights_sha256": results["weights_sha256"],
-        "files": results["files"],
-    }
+    data[PROOF] = {"stack": results.stack, "weights_sha256": results.weights_sha256, "files": results.files}
     return data
 
 
-def read_proof(data: Any) -> dict[str, Any] | None:
-    """What a card's metadata say of the model beside its scores, if they are of this package.
-
-    Args:
-        data: The metadata.
-
-    Returns:
-        ``stack``, ``weights_sha256`` and ``files``, the SHA-256 of each by its path.
-    """
-    proof = data.get(PROOF)
-    complete = isinstance(proof, dict) and {"stack", "weights_sha256", "files"} <= proof.keys()
-    return proof if complete and isinstance(proof["files"], dict) else None
-
-
-def _eval_result(split: str, metric: str, scores: dict[str, Any], data: dict[str, Any], reference: Any) -> EvalResult:
+def _eval_result(run: Run, split: Split, metric: str, reference: object) -> EvalResult:
     """A score with what it takes to get it again: the pairs' place, if it is public, and their checksum."""
-    source = data["sources"][0]
-    packaged = {"source": reference} if str(reference).startswith("package:") else {}
+    facts, scores = run.manifest.graded(split), run.results.split(split)
+    source = facts.sources[0]
+    packaged = {"source": reference} if str(reference).startswith(PACKAGE_SCHEME) else {}
     return EvalResult(
         task_type="semantic-similarity",
         task_name="Semantic Similarity",
-        dataset_type=source.get("dataset", f"sts-{split}"),
-        dataset_name=source_name(data["sources"]),
-        dataset_config=source.get("config"),
-        dataset_split=source.get("split"),
-        dataset_revision=source.get("revision"),
-        dataset_args={"role": split, "pairs": scores["pairs"], "pairs_sha256": data["pairs_sha256"], **packaged},
+        dataset_type=source.dataset or f"sts-{split}",
+        dataset_name=source_name(facts.sources),
+        dataset_config=source.config,
+        dataset_split=source.split,
+        dataset_revision=source.revision,
+        dataset_args={"role": split, "pairs": scores.pairs, "pairs_sha256": facts.pairs_sha256, **packaged},
         metric_type=f"{metric}_cosine",
         metric_name=f"{metric.title()} of cosine x100",
-        metric_value=scores[metric],
+        metric_value=getattr(scores, metric),
     )
 
 
-def _years(tasks: dict[str, Any]) -> list[tuple[str, float]]:
+def _years(tasks: Tasks) -> list[tuple[str, float]]:
     """The paper's seven sets, as far as they were measured, and their average."""
-    sets = [(task, tasks[task]) for task in ("sts12", "sts13", "sts14", "sts15", "sts16", "sick-r") if task in tasks]
-    found = [(task.upper(), scores["all"] if "all" in scores else scores["spearman"]) for task, scores in sets]
-    return [*found, ("average with STS-B", tasks["average"]["all"])] if "average" in tasks else found
+    names = ("sts12", "sts13", "sts14", "sts15", "sts16", "sick-r")
+    found = [(name.upper(), score) for name in names if (score := tasks.score(name)) is not None]
+    return [*found, ("average with STS-B", tasks.average.all)] if tasks.average else found
 
 
-def _datasets(recipe: dict[str, Any], manifest: dict[str, Any], data: dict[str, Any]) -> list[str]:
-    """The names of the data sets in it, by which to cite them."""
-    names = ["stsb" for split in _SPLITS if is_stsb(split, data[split])]
-    expect = recipe["data"]["expect"]
-    for source in (source for part in ("train", *_SPLITS) for source in manifest[part]["sources"]):
-        if "dataset" in source:
-            names += [source["dataset"], *(file["file"] for file in source.get("files", ()))]
-        elif expect and expect["source"] == source["file"]:  # a file that is known, and was checked
-            names.append(source["file"])
-    return sorted(names)
+def _citations(run: Run, recipe: Recipe) -> list[str]:
+    """BibTeX entries: of the method, of the library, and of the datasets that are known."""
+    manifest, expect = run.manifest, recipe.data.expect
+    graded = {split: manifest.graded(split) for split in SPLITS}
+    names = ["stsb" for split, facts in graded.items() if is_stsb(split, facts.pairs, facts.mean_gold)]
+    for source in (source for part in (manifest.train, *graded.values()) for source in part.sources):
+        if source.dataset:
+            names += [source.dataset, *(file.file for file in source.files)]
+        elif expect and expect.source == source.file:  # a file that is known, and was checked
+            names.append(source.file)
+    entries = {re.findall(r"{(.*?),", entry)[0]: entry for entry in _resource("citations.bib").strip().split("\n\n")}
+    cited = [key for name in sorted(names) for part, keys in _CITED.items() if part in name for key in keys]
+    return [entries[key] for key in dict.fromkeys(["gao-etal-2021-simcse", "reimers-gurevych-2019-sentence", *cited])]
 
 
-def _is_public(recipe: dict[str, Any], dev: dict[str, Any]) -> bool:
+def _is_public(recipe: Recipe, dev: GradedFacts) -> bool:
     """Whether anyone may read the dev pairs; what is in a file of the user's may be for nobody else."""
-    packaged = str(recipe["data"]["dev"]).startswith("package:")
-    return packaged or "dataset" in dev["sources"][0] or is_stsb("dev", dev)
+    packaged = str(recipe.data.dev).startswith(PACKAGE_SCHEME)
+    return packaged or dev.sources[0].dataset is not None or is_stsb("dev", dev.pairs, dev.mean_gold)
 
 
-def source_name(sources: list[dict[str, Any]]) -> str:
-    """What to call a source: its data set or its first file."""
+def source_name(sources: list[Source]) -> str:
+    """What to call a source: its dataset or its first file."""
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return " ".join(f"{sources[0].get('dataset') or sources[0]['file']}{more}".split())
+    return " ".join(f"{sources[0].name}{more}".split())
+
+
+def _command(run: Run, recipe: Recipe) -> str:
+    """The command that runs a recipe again: the shipped recipe that is nearest, and what differs from it."""
+    wanted = recipe.flat()
+    if run.results.base_model is None and not wanted["model.base"].startswith(PACKAGE_SCHEME):
+        wanted["model.base"] = "path/to/the/base"  # not even its name
+    for split, facts in (("train", run.manifest.train), ("dev", run.manifest.dev), ("test", run.manifest.test)):
+        reference = wanted[f"data.{split}"]
+        if facts.sources[0].file:
+            several = isinstance(reference, list)
+            wanted[f"data.{split}"] = [*map(_by_name, reference)] if several else _by_name(reference)
+    differing = {}
+    for name in shipped_recipes():
+        shipped = load_recipe(name).flat()
+        differing[name] = {key: value for key, value in wanted.items() if value != shipped[key]}
+    nearest = min(differing, key=lambda name: len(differing[name]))
+    processes = run.environment.devices
+    start = f"torchrun --nproc-per-node {processes} -m simcse_st" if processes > 1 else "simcse-st"
+    options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in differing[nearest].items()]
+    return " \\\n  --set ".join([f"{start} train {nearest}", *options])
+
+
+def _by_name(reference: str) -> str:
+    """A file or folder by its name alone: the card would publish the path."""
+    return reference if reference.startswith(PACKAGE_SCHEME) else Path(reference).name
+
+
+def _as_yaml(value: Any) -> str:
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*(:\w[\w./-]*)?", value)
+    words = ("true", "false", "null")
+    return value if plain and value.lower() not in words else json.dumps(value, ensure_ascii=False)
 
 
 def markdown_text(text: str) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import os.path
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sentence_transformers import SentenceTransformer
-
-from simcse_st.data import GradedPairs, Source, load_graded_pairs
-from simcse_st.environment import describe_environment
-from simcse_st.errors import InputError, RunError
+from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
+from simcse_st.errors import InputError, RunError, nearest, one_line
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
-from simcse_st.folder import EVALUATION, check_record, write_json
-from simcse_st.evaluation.leaderboard import find_tasks, run_tasks
-from simcse_st.loading import describe_model, load_model
-from simcse_st.places import Located, check_poolings, locate_model
-from simcse_st.data.preparing import source_of
-from simcse_st.recipe import load_recipe
-from simcse_st.evaluation.scoring import average, score_model
-from simcse_st.evaluation.tables import GROUPS, ON_DEV, YEARS, task_names
+from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
+from simcse_st.models import Located, check_poolings, describe_model, load_model, locate_here, locate_model
+from simcse_st.recipe import HubDataset, Reference
+from simcse_st.records import SPLITS
+from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 PROTOCOL = (
     "cosine of L2-normalised embeddings against gold scores, Spearman x100; STS12-16: 'all' is one Spearman over all "
@@ -29,82 +28,66 @@ PROTOCOL = (
     "pairs of distinct dev sentences; retrieval: the second sentence of those dev pairs among all other distinct dev "
     "sentences, ties against the model"
 )
+_HUB_SPLIT = {"dev": "validation", "test": "test"}
+_STSB = "sentence-transformers/stsb"
 
 
 def evaluate(
-    references: str | Path | Sequence[str | Path],
+    models: str | Path | Sequence[str | Path],
     *,
     tasks: str | Iterable[str] = "default",
     pooling: str | None = None,
-    dev: Source | None = None,
-    test: Source | None = None,
+    dev: Reference | None = None,
+    test: Reference | None = None,
     senteval: str | Path | None = None,
     output: str | Path | None = None,
     figures: bool = False,
     mteb: Sequence[str] = (),
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Measures models.
 
     Args:
-        references: Models, as :func:`~simcse_st.places.locate_model` takes them.
-        tasks: Names of :data:`~simcse_st.evaluation.tables.TASKS` or ``GROUPS``.
+        models: Run folders, folders and Hub ids (``owner/name@revision``). ``MODEL:cls``, ``MODEL:mean`` or
+            ``MODEL:first_last_avg`` reads a model's encoder so, whatever stands on it.
+        tasks: Names of tasks (``dev``, ``test``, ``geometry``, ...) or of groups (``default``, ``sts``, ``all``).
         pooling: How to read those that are bare encoders.
-        dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the hub.
+        dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the Hub.
         test: The same for test.
-        senteval: SentEval's folder; by default STS12-16 come from the hub (there without their subsets).
-        output: A folder for ``evaluation.json``; what it says of the same model and data is used again.
+        senteval: SentEval's folder; by default STS12-16 come from the Hub (there without their subsets).
+        output: A folder for ``evaluation.json``; what it says of other tasks of the same models stays.
         figures: Whether to draw pictures into ``output/figures``: cosine against gold score, alignment against
             uniformity, and of run folders the dev score and the loss over the steps.
         mteb: Names of tasks of the MTEB leaderboard to run too.
         device: Where to compute.
 
-    Returns:
-        The record.
-
     Raises:
         InputError: A task, a model or data that cannot be used.
+
+    Example:
+        >>> record = evaluate(["runs/quickstart", "bert-base-uncased:mean"], tasks="test")
+        >>> record.models[0].tasks.test.spearman
+        81.5
     """
-    wanted = task_names(tasks.split(",") if isinstance(tasks, str) else tasks)
-    names = [references] if isinstance(references, (str, Path)) else list(references)
+    wanted = _task_names(tasks.split(",") if isinstance(tasks, str) else tasks)
+    names = [models] if isinstance(models, (str, Path)) else list(models)
     if not names:
         raise InputError("no model to evaluate")
-    path = Path(output) / EVALUATION if output else None
-    if path:
-        check_record(path)
-    if figures and path is None:
+    check_poolings([locate_here(name) for name in names], pooling)
+    if figures and output is None:
         raise InputError("figures need an output folder")
-    if figures:
-        check_matplotlib()
-    leaderboard = find_tasks(mteb) if mteb else []
-    found = [locate_model(name) for name in names]
-    check_poolings(found, pooling)
-    data = _load_data(wanted, found, dev, test, senteval)
-    earlier = _earlier(path) if path and path.exists() else {"models": [], "data": {}}
-    measured: list[dict[str, Any]] = []
-    dev_cosines: dict[str, list[float]] = {}
-    for located in found:
-        loaded = load_model(located, pooling, device)
-        known = {**_known_scores(earlier["models"], loaded.facts["model_sha256"]), **loaded.known}
-        name = loaded.name if loaded.name not in dev_cosines else f"{loaded.name} ({len(dev_cosines) + 1})"
-        try:
-            results, dev_cosines[name] = score_model(wanted, data, loaded.model, known)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
-        if leaderboard:
-            results["mteb"] = run_tasks(loaded.model, leaderboard)
-        measured.append({"name": name, **loaded.facts, "tasks": {**results, **average(results)}})
-        record = _with_earlier(_record(data, measured, loaded.model), earlier)
-        if path:
-            _write(path, record)  # after each: a model that fails does not cost the scores of those before it
-    if path and figures:
-        _draw(record, found, data, dev_cosines, path.parent / "figures")
-    return record
+    for split, reference in (("dev", dev), ("test", test)):
+        if reference is not None:
+            check_graded_pairs(reference, _HUB_SPLIT[split])
+    if output is None:
+        return _evaluate(names, wanted, pooling, _places(dev, test), senteval, None, False, mteb, device)
+    if (Path(output) / EVALUATION).is_dir():
+        raise InputError(f"--output: {Path(output) / EVALUATION} must be a file")
+    with locked(Path(output)):
+        return _evaluate(names, wanted, pooling, _places(dev, test), senteval, Path(output), figures, mteb, device)
 
 
-def measure_run(
-    name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs, test_scores: dict[str, float]
-) -> dict[str, Any]:
+def measure_run(name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs) -> Evaluation:
     """Measures the kept model of a run by the default tasks, as far as its dev data admit them.
 
     Args:
@@ -112,144 +95,168 @@ def measure_run(
         model: The model, as loaded back.
         dev: The pairs that chose it.
         test: The pairs of its one test score.
-        test_scores: That score.
-
-    Returns:
-        A record as :func:`evaluate` gives it.
     """
     alike = any(dev.paraphrases())
     tasks = [task for task in GROUPS["default"] if alike or task not in ("geometry", "retrieval")]
-    data = {"dev": dev, "test": test}
-    sha = test.facts["pairs_sha256"]
-    correlation = {key: test_scores[key] for key in ("spearman", "pearson")}
-    more = {"n": len(test), "pairs_sha256": sha, "mean_gold": test.facts["mean_gold"], "from": "results.json"}
-    known = {sha: {**correlation, **more}}
-    results, _ = score_model(tasks, data, model, known)
-    return _record(data, [{"name": name, "revision": None, **describe_model(model), "tasks": results}], model)
+    measured, _ = _measure(name, None, model, tasks, {"dev": dev, "test": test})
+    return _record({"dev": dev, "test": test}, [measured], model)
 
 
-def _record(data: dict[str, GradedPairs], models: list[dict[str, Any]], model: SentenceTransformer) -> dict[str, Any]:
-    return {
-        "protocol": PROTOCOL,
-        "data": {name: pairs.facts for name, pairs in data.items()},
-        "models": models,
-        "environment": describe_environment(model.device, models[-1]["precision"]),
-    }
+def _places(dev: Reference | None, test: Reference | None) -> dict[str, Reference]:
+    return {split: place for split, place in (("dev", dev), ("test", test)) if place is not None}
+
+
+def _task_names(names: Iterable[str]) -> list[str]:
+    """The tasks of these names and groups, each once, in the order of ``TASKS``."""
+    wanted: set[str] = set()
+    for name in names:
+        if name not in TASKS and name not in GROUPS:
+            raise InputError(f"--tasks: no task {name!r}: {nearest(name, (*TASKS, *GROUPS))}")
+        wanted.update(GROUPS.get(name, (name,)))
+    if not wanted:
+        raise InputError(f"--tasks: none is given; {nearest('', (*TASKS, *GROUPS))}")
+    return [task for task in TASKS if task in wanted]
+
+
+def _evaluate(
+    names: Sequence[str | Path],
+    tasks: Sequence[str],
+    pooling: str | None,
+    places: dict[str, Reference],
+    senteval: str | Path | None,
+    output: Path | None,
+    figures: bool,
+    mteb: Sequence[str],
+    device: str | None,
+) -> Evaluation:
+    path = output / EVALUATION if output else None
+    earlier = read_record(path, Evaluation) if path and path.exists() else None
+    if figures:
+        check_matplotlib()
+    leaderboard = _find_mteb_tasks(mteb) if mteb else []
+    found = [locate_model(name) for name in names]
+    check_poolings(found, pooling)
+    data = _load_data(tasks, found, places, senteval)
+    measured: list[MeasuredModel] = []
+    dev_cosines: dict[str, list[float]] = {}
+    for located in found:
+        model = load_model(located, pooling, device)
+        name = located.name if located.name not in dev_cosines else f"{located.name} ({len(dev_cosines) + 1})"
+        try:
+            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        if leaderboard:
+            scores = _run_mteb_tasks(model, leaderboard)
+            one = one.model_copy(update={"tasks": one.tasks.model_copy(update={"mteb": scores})})
+        measured.append(one)
+        record = _record(data, measured, model)
+        if earlier:
+            record = _with_earlier(record, earlier)
+        if path:
+            write_text(path, record.to_json())  # after each: a model that fails does not cost the scores of those before it
+    if path and figures:
+        _draw(record, found, data, dev_cosines, path.parent / "figures")
+    return record
+
+
+def _measure(
+    name: str, revision: str | None, model: SentenceTransformer, tasks: Sequence[str], data: dict[str, GradedPairs]
+) -> tuple[MeasuredModel, list[float]]:
+    from simcse_st.evaluation.evaluators import score_model, with_average  # and with it torch
+
+    results, cosines = score_model(tasks, data, model)
+    described = asdict(describe_model(model))
+    return MeasuredModel(name=name, revision=revision, **described, tasks=with_average(results)), cosines
+
+
+def _record(data: dict[str, GradedPairs], models: list[MeasuredModel], model: SentenceTransformer) -> Evaluation:
+    return Evaluation(
+        protocol=PROTOCOL,
+        data={name: pairs.facts for name, pairs in data.items()},
+        models=list(models),
+        environment=describe_environment(model.device, models[-1].precision),
+    )
 
 
 def _load_data(
-    tasks: Sequence[str],
-    found: Sequence[Located],
-    dev: Source | None,
-    test: Source | None,
-    senteval: str | Path | None,
+    tasks: Sequence[str], found: Sequence[Located], places: dict[str, Reference], senteval: str | Path | None
 ) -> dict[str, GradedPairs]:
-    sources: dict[str, Source] = {}
+    wanted: dict[str, Reference | Path] = {}
     if {"dev", *ON_DEV} & set(tasks):
-        sources["dev"] = dev if dev is not None else _source_of_runs(found, "dev")
+        wanted["dev"] = places.get("dev") or _of_runs(found, "dev")
     if "test" in tasks:
-        sources["test"] = test if test is not None else _source_of_runs(found, "test")
-    for task in YEARS:
-        if task in tasks and senteval is None:
-            sources[task] = Source(f"mteb/{task}-sts", split="test")
-        elif task in tasks:
-            sources[task] = _in_senteval(senteval, f"{task.upper()}-en-test")
+        wanted["test"] = places.get("test") or _of_runs(found, "test")
+    for year in (task for task in YEARS if task in tasks):
+        on_hub = HubDataset(dataset=f"mteb/{year}-sts", split="test")
+        wanted[year] = _in_senteval(senteval, f"{year.upper()}-en-test") if senteval else on_hub
     if "sick-r" in tasks:
         if senteval is None:
             raise InputError(
                 "sick-r: give SentEval's folder by --senteval: mteb/sickr-sts on the hub holds all pairs of SICK, the "
                 "paper's number is of the test set alone"
             )
-        sources["sick-r"] = _in_senteval(senteval, "SICK/SICK_test_annotated.txt")
+        wanted["sick-r"] = _in_senteval(senteval, "SICK/SICK_test_annotated.txt")
     data = {}
-    for name, source in sources.items():
+    for name, reference in wanted.items():
         try:
-            data[name] = load_graded_pairs(source)
+            data[name] = load_graded_pairs(reference, _HUB_SPLIT.get(name, "test"))
         except InputError as error:
-            of_run = {"dev": dev, "test": test}.get(name, source) is None and any(model.run for model in found)
+            of_run = name in SPLITS and name not in places and any(model.run for model in found)
             hint = f" (which the run's recipe names; another is given by --{name})" if of_run else ""
             raise InputError(f"{error}{hint}") from None
     return data
 
 
-def _in_senteval(folder: str | Path | None, inside: str) -> Source:
+def _in_senteval(folder: str | Path, inside: str) -> Path:
     """A part of SentEval, whether its folder is the whole, its data, or what holds the years."""
-    root = Path(str(folder)).expanduser()
+    root = Path(folder).expanduser()
     for between in ("", "STS", "downstream", "downstream/STS", "data/downstream", "data/downstream/STS"):
         if (root / between / inside).exists():
-            return Source(root / between / inside)
+            return root / between / inside
     raise InputError(f"--senteval: {root} has no {inside}, nor has downstream or downstream/STS in it")
 
 
-def _source_of_runs(found: Sequence[Located], split: str) -> Source:
-    """Where the run folders among these have their pairs from; without any, STS-B on the hub.
-
-    Raises:
-        InputError: They have them from different places.
-    """
-    default = {"dev": "validation", "test": "test"}[split]
-    sources: dict[Source, Path] = {}
+def _of_runs(found: Sequence[Located], split: str) -> Reference:
+    """Where the run folders among these have their pairs from, which must be one place; without any, STS-B."""
+    places: dict[Reference, Path] = {}
     for model in found:
         if model.run:
-            source = source_of(getattr(load_recipe(model.run / "recipe.yaml").data, split), default)
-            sources.setdefault(source, model.run)
-    if len(sources) > 1:
-        (one, first), (other, second), *_ = sources.items()
-        raise InputError(
-            f"{first} is measured on {one.name}, {second} on {other.name}: say by --{split} which of them for all"
-        )
-    return next(iter(sources), Source("sentence-transformers/stsb", split=default))
+            reference = getattr(model.run.recipe.data, split)
+            key = os.path.normpath(reference) if isinstance(reference, str) else reference
+            places.setdefault(key, model.run.folder)
+    if len(places) > 1:
+        (one, first), (other, second), *_ = places.items()
+        raise InputError(f"{first} is measured on {one}, {second} on {other}: say by --{split} which of them for all")
+    return next(iter(places), HubDataset(dataset=_STSB, split=_HUB_SPLIT[split]))
 
 
-def _earlier(path: Path) -> dict[str, Any]:
-    """The record that stands there already."""
-    try:
-        record = dict(json.loads(path.read_text("utf-8")))
-        texts = [facts["pairs_sha256"] for facts in record["data"].values()]
-        for model in record["models"]:
-            texts.append(model["model_sha256"])
-            for scores in model["tasks"].values():
-                if "pairs_sha256" in scores:
-                    texts.append(scores["pairs_sha256"])
-                    float(scores.get("spearman", scores.get("all")))
-        if all(isinstance(text, str) for text in texts):
-            return record
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        pass
-    raise InputError(f"{path} is no record of this command: delete it, or choose another --output")
-
-
-def _with_earlier(record: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+def _with_earlier(record: Evaluation, earlier: Evaluation) -> Evaluation:
     """Adds what an earlier record says of the same models on the same data, so that tasks can be run one by one."""
-    both = record["data"].keys() & earlier["data"].keys()
-    if any(record["data"][name]["pairs_sha256"] != earlier["data"][name]["pairs_sha256"] for name in both):
+    both = record.data.keys() & earlier.data.keys()
+    if any(record.data[name].pairs_sha256 != earlier.data[name].pairs_sha256 for name in both):
         return record
-    tasks = {model["model_sha256"]: model["tasks"] for model in earlier["models"]}
-    for model in record["models"]:
-        model["tasks"] = {**tasks.get(model["model_sha256"], {}), **model["tasks"]}
-    return {**record, "data": {**earlier["data"], **record["data"]}}
-
-
-def _known_scores(earlier: list[dict[str, Any]], model_sha256: str) -> dict[str, dict[str, Any]]:
-    """What an earlier record says of the same model, by the checksum of the pairs."""
-    known = {}
-    for model in earlier:
-        if model["model_sha256"] == model_sha256:
-            for scores in model["tasks"].values():
-                if "pairs_sha256" in scores:
-                    known[scores["pairs_sha256"]] = {"from": EVALUATION, **scores}
-    return known
+    before = {model.model_sha256: model.tasks for model in earlier.models}
+    models = []
+    for model in record.models:
+        known = before.get(model.model_sha256)
+        fresh = {name: value for name, value in model.tasks if value is not None}
+        models.append(model.model_copy(update={"tasks": known.model_copy(update=fresh)}) if known else model)
+    return record.model_copy(update={"models": models, "data": {**earlier.data, **record.data}})
 
 
 def _draw(
-    record: dict[str, Any],
+    record: Evaluation,
     found: Sequence[Located],
     data: dict[str, GradedPairs],
     dev_cosines: dict[str, list[float]],
     folder: Path,
 ) -> None:
-    geometry = {model["name"]: model["tasks"]["geometry"] for model in record["models"] if "geometry" in model["tasks"]}
-    histories = {model.name: _history(model.run / "history.jsonl") for model in found if model.run}
+    geometry = {model.name: model.tasks.geometry for model in record.models if model.tasks.geometry}
+    histories = {model.name: model.run.history() for model in found if model.run}
+    for name, history in histories.items():
+        if not any(entry.loss is not None for entry in history) or not any(entry.dev for entry in history):
+            raise InputError(f"{name}: its history cannot be drawn: it holds no loss or no dev score")
     try:
         if dev_cosines and all(dev_cosines.values()):
             draw_gold_cosine(dev_cosines, data["dev"].gold_of_5(), folder / "gold_cosine.png")
@@ -261,19 +268,37 @@ def _draw(
         raise RunError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
-def _history(path: Path) -> list[dict[str, Any]]:
+def _find_mteb_tasks(names: Sequence[str]) -> list[Any]:
+    """MTEB's tasks of these names."""
     try:
-        history = [dict(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
-        if any("loss" in entry for entry in history) and any("dev" in entry for entry in history):
-            return history
-        raise ValueError("it holds no loss or no dev score")
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: cannot be drawn: {' '.join(str(error).split())}") from None
+        import mteb
+    except ImportError:
+        raise InputError("--mteb needs the package mteb: pip install 'simcse-st[mteb]'") from None
+    tasks = []
+    for name in names:
+        try:
+            tasks.append(mteb.get_task(name))
+        except (KeyError, ValueError) as error:
+            raise InputError(f"--mteb: no task {name!r}: {one_line(error)[:300]}") from None
+    return tasks
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+def _run_mteb_tasks(model: SentenceTransformer, tasks: Sequence[Any]) -> dict[str, MTEBScore]:
+    """Runs tasks, as mteb does them."""
+    import mteb
+
+    found = {}
+    for task in tasks:
+        name = task.metadata.name
+        try:
+            # Without a cache: it goes by a model's name, which a model of a folder has not.
+            (result,) = mteb.evaluate(model, [task], cache=None, show_progress_bar=False).task_results
+        except Exception as error:  # of many classes, from the hub's to the task's own
+            raise InputError(f"--mteb {name}: {one_line(error)}") from error
+        found[name] = MTEBScore(
+            main_score=100 * float(result.get_score()),
+            metric=task.metadata.main_score,
+            revision=result.dataset_revision,
+            version=metadata.version("mteb"),
+        )
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,30 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import batch_to_device, truncate_embeddings
 from torch import Tensor
 
+from simcse_st.data.sts import GradedPairs
 from simcse_st.errors import InputError
-from simcse_st.evaluation.metrics import alignment, correlations, cosines_of, uniformity
+from simcse_st.evaluation.metrics import (
+    alignment,
+    by_gold_score,
+    correlations,
+    cosines_of,
+    mistakes,
+    retrieval,
+    sts_year,
+    uniformity,
+)
+from simcse_st.evaluation.records import (
+    GROUPS,
+    ON_DEV,
+    YEARS,
+    Average,
+    Geometry,
+    GradedPair,
+    Mistakes,
+    Retrieval,
+    Tasks,
+    is_stsb,
+)
 
 _BLOCK = 1024
 
@@ -92,7 +114,7 @@ class STSEvaluator(BaseEvaluator):
         embeddings = embed(model, self._tokens[1])
         first, second = embeddings[self.first], embeddings[self.second]
         found = correlations(self.scores, cosines_of(first, second))
-        metrics = {"spearman": found["spearman"], "pearson": found["pearson"]}
+        metrics = {"spearman": found.spearman, "pearson": found.pearson}
         if len(self.paraphrases):
             metrics["alignment"] = alignment(first[self.paraphrases], second[self.paraphrases])
             metrics["uniformity"] = uniformity(embeddings)
@@ -170,3 +192,117 @@ def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batc
     if len(broken):
         raise InputError(f"the model's embedding of {tokens.sentences[int(broken[0])]!r} is not finite")
     return F.normalize(embeddings, dim=1)
+
+
+def score_model(
+    tasks: Sequence[str], data: Mapping[str, GradedPairs], model: SentenceTransformer
+) -> tuple[Tasks, list[float]]:
+    """Runs tasks, with each sentence encoded once.
+
+    Args:
+        tasks: Names of :data:`~simcse_st.evaluation.records.TASKS`.
+        data: The graded pairs of each task that has some; those on dev go by ``dev``.
+        model: The model.
+
+    Returns:
+        The results, and the cosines of the dev pairs where they were computed.
+
+    Raises:
+        InputError: A task is empty or its gold constant, or the model gives what cannot be measured.
+    """
+    place = {text: number for number, text in enumerate(sentences_of(data.values()))}
+    embeddings = embed(model, list(place))
+    results: dict[str, Any] = {}
+    for name, pairs in data.items():
+        if name not in tasks:
+            continue
+        cosines = _cosines(pairs, place, embeddings)
+        try:
+            scored = (
+                sts_year(pairs.scores, cosines, pairs.facts.subsets)
+                if name in YEARS
+                else correlations(pairs.scores, cosines)
+            )
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        facts = {"pairs_sha256": pairs.facts.pairs_sha256, "mean_gold": pairs.facts.mean_gold}
+        results[name] = scored.model_copy(update=facts)
+    if "dev" not in data:
+        return Tasks(**results), []
+    results |= _on_dev(tasks, data["dev"], place, embeddings)
+    return Tasks(**results), _cosines(data["dev"], place, embeddings)
+
+
+def with_average(tasks: Tasks) -> Tasks:
+    """Adds the mean of the paper's seven sets, if all of them are there, STS-B's test itself among them."""
+    scores = [tasks.score(name) for name in GROUPS["sts"]]
+    known = [score for score in scores if score is not None]
+    if len(known) < len(scores) or not tasks.test or not is_stsb("test", tasks.test.n, tasks.test.mean_gold):
+        return tasks
+    return tasks.model_copy(update={"average": Average(all=sum(known) / len(known), over=list(GROUPS["sts"]))})
+
+
+def sentences_of(sets: Iterable[GradedPairs]) -> list[str]:
+    """All distinct sentences."""
+    return list(dict.fromkeys(text for pairs in sets for text in (*pairs.sentences1, *pairs.sentences2)))
+
+
+def _on_dev(
+    tasks: Sequence[str], dev: GradedPairs, place: dict[str, int], embeddings: Tensor
+) -> dict[str, Any]:  # of Tasks
+    results: dict[str, Any] = {}
+    numbers = [number for number, same in enumerate(dev.paraphrases()) if same]
+    pairs = [(place[dev.sentences1[number]], place[dev.sentences2[number]]) for number in numbers]
+    sentences = [place[text] for text in sentences_of([dev])]
+    if {"geometry", "retrieval"} & set(tasks) and not pairs:
+        raise InputError("geometry and retrieval need dev pairs with gold >= 4 of 5: there is none")
+    if "geometry" in tasks:
+        first, second = (list(side) for side in zip(*pairs, strict=True))
+        results["geometry"] = Geometry(
+            alignment=alignment(embeddings[first], embeddings[second]),
+            pairs=len(pairs),
+            uniformity=uniformity(embeddings[sentences]),
+            sentences=len(sentences),
+        )
+    if "retrieval" in tasks:
+        results["retrieval"] = _retrieval(dev, pairs, sentences, embeddings)
+    cosines, gold = _cosines(dev, place, embeddings), dev.gold_of_5()
+    if "gold-scores" in tasks:
+        results["gold_scores"] = by_gold_score(gold, cosines)
+    if "mistakes" in tasks:
+        texts = zip(dev.sentences1, dev.sentences2, gold, cosines, strict=True)
+        graded = [GradedPair(sentence1=a, sentence2=b, gold=score, cosine=cosine) for a, b, score, cosine in texts]
+        found = mistakes(gold, cosines).items()
+        results["mistakes"] = Mistakes(**{kind: [graded[number] for number in numbers] for kind, numbers in found})
+    return results
+
+
+def _retrieval(dev: GradedPairs, pairs: list[tuple[int, int]], sentences: list[int], embeddings: Tensor) -> Retrieval:
+    """Retrieval over the dev sentences, with what annotators said of the answers that came first."""
+    number = {place: index for index, place in enumerate(sentences)}
+    asked = [(number[first], number[second]) for first, second in pairs if first != second]
+    if not asked:
+        raise InputError("retrieval needs dev pairs with gold >= 4 of 5 whose sentences differ: there is none")
+    queries, answers = (list(side) for side in zip(*asked, strict=True))
+    found = retrieval(embeddings[sentences], queries, answers)
+    texts = sentences_of([dev])
+    graded: dict[frozenset[str], float] = {}
+    for first, second, gold in zip(dev.sentences1, dev.sentences2, dev.gold_of_5(), strict=True):
+        pair = frozenset((first, second))
+        graded[pair] = max(gold, graded.get(pair, 0.0))  # graded twice, the better grade counts
+    tops = [graded.get(frozenset((texts[query], texts[top]))) for query, top in zip(queries, found.top1, strict=True)]
+    judged = [gold for gold in tops if gold is not None]
+    return Retrieval(
+        recall_at_1=found.recall_at_1,
+        recall_at_5=found.recall_at_5,
+        mrr=found.mrr,
+        n=len(queries),
+        sentences=len(sentences),
+        top1_judged=len(judged),
+        top1_judged_at_most_1=sum(gold <= 1 for gold in judged),
+    )
+
+
+def _cosines(pairs: GradedPairs, place: dict[str, int], embeddings: Tensor) -> list[float]:
+    first, second = ([place[text] for text in side] for side in (pairs.sentences1, pairs.sentences2))
+    return cosines_of(embeddings[first], embeddings[second])

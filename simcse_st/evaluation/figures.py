@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcse_st.errors import InputError
+from simcse_st.evaluation.records import Geometry
+from simcse_st.records import HistoryEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +21,6 @@ _ACROSS = 3  # panels side by side
 
 def check_matplotlib() -> None:
     """Makes sure that pictures can be drawn.
-
-    Raises:
-        InputError: matplotlib is not installed.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -56,7 +55,7 @@ def draw_gold_cosine(models: Mapping[str, Sequence[float]], gold_of_5: Sequence[
     _save(figure, path)
 
 
-def draw_training(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+def draw_training(runs: Mapping[str, Sequence[HistoryEntry]], path: Path) -> None:
     """Draws the dev score and the loss over the steps.
 
     Args:
@@ -65,8 +64,8 @@ def draw_training(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -
     """
     figure, panels = _panels(len(runs))
     for axes, (name, history) in zip(panels, runs.items(), strict=True):
-        losses = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
-        scores = [(entry["step"], entry["dev"]["spearman"]) for entry in history if "dev" in entry]
+        losses = [(entry.step, entry.loss) for entry in history if entry.loss is not None]
+        scores = [(entry.step, entry.dev["spearman"]) for entry in history if entry.dev]
         best = max(scores[1:] or scores, key=lambda score: score[1])
         (of_loss,) = axes.plot(*zip(*losses, strict=True), color="tab:gray", alpha=0.6, linewidth=1, label="loss")
         axes.set(title=_short(name), xlabel="step", ylabel="training loss")
@@ -82,7 +81,7 @@ def draw_training(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -
     _save(figure, path)
 
 
-def draw_geometry(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def draw_geometry(models: Mapping[str, Geometry], path: Path) -> None:
     """Draws alignment against uniformity of all models; the lower left is best.
 
     Args:
@@ -91,10 +90,10 @@ def draw_geometry(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """
     figure, (axes,) = _panels(1)
     for name, geometry in models.items():
-        axes.scatter(geometry["uniformity"], geometry["alignment"], s=60, label=_short(name))
+        axes.scatter(geometry.uniformity, geometry.alignment, s=60, label=_short(name))
     first = next(iter(models.values()))
-    axes.set_xlabel(f"uniformity (n = {first['sentences']:,} sentences), lower is better")
-    axes.set_ylabel(f"alignment (n = {first['pairs']:,} pairs), lower is better")
+    axes.set_xlabel(f"uniformity (n = {first.sentences:,} sentences), lower is better")
+    axes.set_ylabel(f"alignment (n = {first.pairs:,} pairs), lower is better")
     axes.margins(0.2)
     axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16))
     _save(figure, path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 from simcse_st.errors import InputError
+from simcse_st.evaluation.records import Correlation, GoldBand, Subset, YearScores
 
 _BLOCK = 2048
 
@@ -58,7 +59,24 @@ def uniformity(embeddings: Tensor, t: float = 2.0) -> float:
     return math.log(total / (count * (count - 1) / 2))
 
 
-def retrieval(embeddings: Tensor, queries: Sequence[int], answers: Sequence[int]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Found:
+    """What retrieval found.
+
+    Attributes:
+        recall_at_1: The share of queries whose answer comes first, 0 to 1.
+        recall_at_5: The share of those whose answer is among the first five.
+        mrr: The mean of 1 / rank.
+        top1: The number of the sentence that comes first, of each query.
+    """
+
+    recall_at_1: float
+    recall_at_5: float
+    mrr: float
+    top1: list[int]
+
+
+def retrieval(embeddings: Tensor, queries: Sequence[int], answers: Sequence[int]) -> Found:
     """How early the answer to a query is found among all sentences but the query itself.
 
     Of sentences that are equally similar, the answer is counted last.
@@ -67,10 +85,6 @@ def retrieval(embeddings: Tensor, queries: Sequence[int], answers: Sequence[int]
         embeddings: Those of all distinct sentences, shape ``(sentences, dim)``.
         queries: Their numbers.
         answers: The number of the one right answer to each.
-
-    Returns:
-        ``recall@1``, ``recall@5`` and ``mrr`` (0 to 1), ``n`` (queries), ``sentences``, and ``top1``: the number of the
-        sentence that is found first for each query.
     """
     ranks: list[int] = []
     top1: list[int] = []
@@ -85,14 +99,7 @@ def retrieval(embeddings: Tensor, queries: Sequence[int], answers: Sequence[int]
         ranks += (similarities >= of_answer[:, None]).sum(dim=1).tolist()
         top1 += similarities.argmax(dim=1).tolist()
     found = np.array(ranks)
-    return {
-        "recall@1": float((found <= 1).mean()),
-        "recall@5": float((found <= 5).mean()),
-        "mrr": float((1 / found).mean()),
-        "n": len(ranks),
-        "sentences": len(embeddings),
-        "top1": top1,
-    }
+    return Found(float((found <= 1).mean()), float((found <= 5).mean()), float((1 / found).mean()), top1)
 
 
 def cosines_of(first: Tensor, second: Tensor) -> list[float]:
@@ -107,69 +114,55 @@ def cosines_of(first: Tensor, second: Tensor) -> list[float]:
     return (_unit(first) * _unit(second)).sum(dim=1).round(decimals=12).tolist()
 
 
-def correlations(gold: Sequence[float], cosines: Sequence[float]) -> dict[str, Any]:
+def correlations(gold: Sequence[float], cosines: Sequence[float]) -> Correlation:
     """Spearman and Pearson correlation x100.
-
-    Raises:
-        InputError: One of the two is constant, so that there is none.
     """
     if len(set(gold)) == 1:
         raise InputError("gold scores must differ for a correlation to exist")
     if max(cosines) - min(cosines) < 1e-6:  # of float32 embeddings, nothing but rounding
         raise InputError("the model gives all pairs the same similarity, so that nothing can be measured")
-    return {
-        "spearman": 100 * float(spearmanr(gold, cosines).statistic),
-        "pearson": 100 * float(pearsonr(gold, cosines).statistic),
-        "n": len(gold),
-    }
+    return Correlation(
+        spearman=100 * float(spearmanr(gold, cosines).statistic),
+        pearson=100 * float(pearsonr(gold, cosines).statistic),
+        n=len(gold),
+    )
 
 
-def sts_year(gold: Sequence[float], cosines: Sequence[float], subsets: Mapping[str, int]) -> dict[str, Any]:
+def sts_year(gold: Sequence[float], cosines: Sequence[float], subsets: Mapping[str, int]) -> YearScores:
     """A year of STS under the three aggregations in use; papers that give one number mean different ones.
 
     Args:
         gold: The scores of all parts, one after the other.
         cosines: The similarities in the same order.
         subsets: The size of each part, in order; none if they are not known.
-
-    Returns:
-        ``all`` (Spearman x100 over all pairs together: the paper's), ``mean`` and ``wmean`` (the mean of the parts'
-        Spearman, plain and weighted by size), ``n``, and ``subsets``: each part's ``spearman`` and ``n``.
     """
     together = correlations(gold, cosines)
     if subsets and sum(subsets.values()) != len(gold):
         raise ValueError(f"subsets of {sum(subsets.values())} pairs in all do not make {len(gold)}")
-    year: dict[str, Any] = {"all": together["spearman"], "pearson_all": together["pearson"], "n": len(gold)}
-    if subsets:
-        parts = {}
-        for name, begin, end in _spans(subsets):
-            try:
-                spearman = correlations(gold[begin:end], cosines[begin:end])["spearman"]
-            except InputError as error:
-                raise InputError(f"subset {name}: {error}") from None
-            parts[name] = {"spearman": spearman, "n": end - begin}
-        scores, sizes = zip(*((part["spearman"], part["n"]) for part in parts.values()), strict=True)
-        mean, weighted = float(np.mean(scores)), float(np.average(scores, weights=sizes))
-        year.update(mean=mean, wmean=weighted, subsets=parts)
-    return year
+    year = YearScores(all=together.spearman, pearson_all=together.pearson, n=len(gold))
+    if not subsets:
+        return year
+    parts = {}
+    for name, begin, end in _spans(subsets):
+        try:
+            spearman = correlations(gold[begin:end], cosines[begin:end]).spearman
+        except InputError as error:
+            raise InputError(f"subset {name}: {error}") from None
+        parts[name] = Subset(spearman=spearman, n=end - begin)
+    scores, sizes = zip(*((part.spearman, part.n) for part in parts.values()), strict=True)
+    mean, weighted = float(np.mean(scores)), float(np.average(scores, weights=sizes))
+    return year.model_copy(update={"mean": mean, "wmean": weighted, "subsets": parts})
 
 
-def by_gold_score(gold_of_5: Sequence[float], cosines: Sequence[float]) -> list[dict[str, Any]]:
-    """Similarity for each gold score, rounded (halves upwards): ``gold``, ``n``, ``median``, ``mean``."""
+def by_gold_score(gold_of_5: Sequence[float], cosines: Sequence[float]) -> list[GoldBand]:
+    """Cosine similarity for each gold score from 0 to 5, rounded (halves upwards)."""
     rounded = np.floor(np.asarray(gold_of_5) + 0.5).astype(int)
-    similarities = np.asarray(cosines)
     bands = []
     for gold in range(6):
-        of_band = similarities[rounded == gold]
+        of_band = np.asarray(cosines)[rounded == gold]
         known = len(of_band) > 0
-        bands.append(
-            {
-                "gold": gold,
-                "n": len(of_band),
-                "median": float(np.median(of_band)) if known else None,
-                "mean": float(of_band.mean()) if known else None,
-            }
-        )
+        median, mean = (float(np.median(of_band)), float(of_band.mean())) if known else (None, None)
+        bands.append(GoldBand(gold=gold, n=len(of_band), median=median, mean=mean))
     return bands
 
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from simcse_st.records import Environment, GradedFacts, Record, Split
+
+YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
+ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
+TASKS = ("dev", "test", *ON_DEV, *YEARS, "sick-r")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "default": ("dev", "test", *ON_DEV),
+    "sts": (*YEARS, "test", "sick-r"),
+    "all": TASKS,
+}
+
+# The number of pairs and the mean gold score of 5 over all of STS-B, by which to know it whatever file it comes from.
+_STSB: dict[Split, tuple[int, float]] = {"dev": (1500, 2.3639), "test": (1379, 2.6079)}
+
+
+def is_stsb(split: Split, pairs: int, mean_gold: float | None) -> bool:
+    """Whether graded pairs are all of STS-B's dev or test."""
+    size, mean = _STSB[split]
+    return pairs == size and abs((mean_gold or 0.0) - mean) < 0.01
 
 class Correlation(Record):
     """Correlation x100 of cosine similarity with gold scores."""
@@ -66,8 +85,8 @@ class GoldBand(Record):
 
     gold: int
     n: int
-    median: float | None
-    mean: float | None
+    median: float | None = None
+    mean: float | None = None
 
 
 class GradedPair(Record):
@@ -124,6 +143,15 @@ class Tasks(Record):
         """The score on dev or test."""
         return self.dev if name == "dev" else self.test
 
+    def task(self, name: str) -> Any:  # of the types above
+        """The result of a task by its name; None if it was not run."""
+        return getattr(self, name.replace("-", "_"))
+
+    def score(self, name: str) -> float | None:
+        """Spearman x100 of a set of graded pairs; of a year of STS the paper's, over all subsets together."""
+        result = self.task(name)
+        return result.all if isinstance(result, YearScores) else result and result.spearman
+
 
 class MeasuredModel(Record):
     """A model with what identifies it and what was measured of it."""
@@ -133,7 +161,7 @@ class MeasuredModel(Record):
     model_sha256: str
     modules: list[str]
     dimension: int
-    max_length: int | None
+    max_length: int | None = None
     parameters: int
     precision: str
     tasks: Tasks
@@ -158,8 +186,12 @@ class Spread(Record):
     """Mean and standard deviation (of a sample; one value has none) over seeds."""
 
     mean: float
-    sd: float | None
+    sd: float | None = None
     n: int
+
+    def text(self, sign: str = "") -> str:
+        """``mean ± standard deviation``, the latter only where there is one."""
+        return f"{self.mean:{sign}.2f}" + ("" if self.sd is None else f" ± {self.sd:.2f}")
 
 
 class SameData(Record):
@@ -207,6 +239,14 @@ class MatchedRuns(Record):
     without: dict[Split, float]
     difference: dict[Split, float]
     dev_difference_of_step: dict[int, float]
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of some values."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    deviation = (squares / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+    return Spread(mean=mean, sd=deviation, n=len(values))
 
 
 class SpreadAtStep(Spread):

@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Literal
 
+from simcse_st.console import Table
 from simcse_st.errors import InputError
-from simcse_st.evaluation.tables import Table, is_stsb, plus_minus
+from simcse_st.evaluation.records import Ablation, Evaluation, MeasuredModel, Seeds, Spread, is_stsb, spread_of
+from simcse_st.records import SPLITS, Record, Split
+from simcse_st.run import EVALUATION, Run, open_run, read_record
 
+Kind = Literal["supervised", "unsupervised"]
 # Gao, Yao & Chen 2021, BERT-base: STS-B dev and test.
-REPORTED: tuple[dict[str, Any], ...] = (
-    {"name": "paper, supervised BERT-base (reported)", "kind": "supervised", "dev": 86.20, "test": 84.25},
-    {"name": "paper, unsupervised BERT-base (reported)", "kind": "unsupervised", "dev": 82.50, "test": 76.85},
-)
-_SPLITS = ("dev", "test")
+PAPER: dict[Kind, dict[Split, float]] = {
+    "supervised": {"dev": 86.20, "test": 84.25},
+    "unsupervised": {"dev": 82.50, "test": 76.85},
+}
 
 
-def report(places: Sequence[str]) -> dict[str, Any]:
+class Pairs(Record):
+    """The graded pairs that a score is of."""
+
+    n: int
+    pairs_sha256: str
+    mean_gold: float
+
+
+class Gap(Record):
+    """How far a model is from the paper's BERT-base of its kind."""
+
+    name: str
+    paper: dict[Split, float]
+    dev: float
+    test: float
+
+
+class System(Record):
+    """A row of the report."""
+
+    name: str
+    dev: float
+    test: float
+    kind: Kind | None = None
+    model_sha256: str | None = None
+    data: dict[Split, Pairs] | None = None
+    """Null of the paper's rows, which are on STS-B."""
+    spread: dict[Split, Spread] | None = None
+    """Over seeds."""
+    alignment: float | None = None
+    uniformity: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    recipe: str = ""
+    gap: Gap | None = None
+
+
+class Report(Record):
+    """``report.json``."""
+
+    FILE: ClassVar = "report.json"
+
+    systems: list[System]
+
+
+def report(places: Sequence[str | Path]) -> Report:
     """Puts runs and evaluations side by side, and beside what the paper reports.
 
     Args:
@@ -26,63 +73,56 @@ def report(places: Sequence[str]) -> dict[str, Any]:
             model that is there as a run is not repeated from an evaluation.
 
     Returns:
-        ``systems``: each with ``name``, ``dev``, ``test`` and ``data`` (pairs and their checksum by split) and, where
-        known, ``spread`` (over seeds), ``step``, ``steps``, ``alignment``, ``uniformity``, ``recipe`` and ``gap`` (to
-        the paper's, dev against dev and test against test). The paper's rows are there if any system was measured on
-        all of STS-B.
-
-    Raises:
-        InputError: A place holds no record, or one that cannot be read.
+        The systems. The paper's rows are there if any was measured on all of STS-B.
     """
-    systems: list[dict[str, Any]] = []
+    systems: list[System] = []
     for place in places:
         for system in _systems(Path(place).expanduser()):
-            shas = {other.get("model_sha256") for other in systems} - {None}
-            if system.get("model_sha256") not in shas or "step" in system:
+            known = {other.model_sha256 for other in systems} - {None}
+            if system.model_sha256 not in known or system.step is not None:
                 systems.append(system)
     if not systems:
         raise InputError("nothing to report: name run folders or evaluation.json files")
-    on_stsb = False
-    for system in systems:
-        gap = gap_to_paper(system.get("kind", ""), system, system["data"])
-        on_stsb = on_stsb or _is_stsb(system["data"])
-        if gap:
-            system["gap"] = {split: gap[split] for split in _SPLITS}
-    return {"systems": [*systems, *({**row, "reported": True} for row in REPORTED if on_stsb)]}
+    reported = [System(name=_paper_name(kind), kind=kind, **scores) for kind, scores in PAPER.items()]
+    on_stsb = any(_is_stsb(system.data) for system in systems)
+    return Report(systems=[*systems, *(reported if on_stsb else [])])
 
 
-def gap_to_paper(kind: str, scores: dict[str, Any], data: dict[str, Any]) -> dict[str, Any] | None:
-    """How far a model is from the paper's BERT-base of its kind.
+def gap_to_paper(kind: Kind | None, scores: dict[Split, float], data: dict[Split, Pairs] | None) -> Gap | None:
+    """How far a model is from the paper's, dev against dev and test against test.
 
     Args:
-        kind: ``supervised`` or ``unsupervised``.
-        scores: Spearman x100 by split.
-        data: ``n`` and ``mean_gold`` by split; of other data than all of STS-B there is no gap.
-
-    Returns:
-        ``dev`` and ``test``, each against the paper's own, with ``name`` and ``paper``, its numbers; or None.
+        kind: How it was trained.
+        scores: Spearman x100.
+        data: What the scores are of; of other data than all of STS-B there is no gap.
     """
-    paper = next((row for row in REPORTED if row["kind"] == kind), None)
-    if paper is None or not _is_stsb(data):
+    if kind is None or not _is_stsb(data):
         return None
-    reported = {split: paper[split] for split in _SPLITS}
-    return {**{split: scores[split] - reported[split] for split in _SPLITS}, "name": paper["name"], "paper": reported}
+    paper = PAPER[kind]
+    return Gap(name=_paper_name(kind), paper=paper, **{split: scores[split] - paper[split] for split in SPLITS})
 
 
-def report_table(record: dict[str, Any]) -> Table:
+def pairs_of_run(run: Run) -> dict[Split, Pairs]:
+    """What a run's scores are of."""
+    return {
+        split: Pairs(n=facts.pairs, pairs_sha256=facts.pairs_sha256, mean_gold=facts.mean_gold)
+        for split, facts in (("dev", run.manifest.dev), ("test", run.manifest.test))
+    }
+
+
+def report_table(record: Report) -> Table:
     """The benchmark table of a report; where not all are measured on the same pairs, it says who is on which."""
-    systems = record["systems"]
-    sets = {_data_key(system): _sizes(system["data"]) for system in systems if "data" in system}
+    sets = {_data_key(system): _sizes(system.data) for system in record.systems if system.data}
     letters = dict(zip(sets, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     rows = []
-    for system in systems:
-        geometry = [f"{system[key]:.3f}" if system.get(key) is not None else "" for key in ("alignment", "uniformity")]
-        gap = [f"{system['gap'][split]:+.2f}" if "gap" in system else "" for split in _SPLITS]
-        step = f"{system['step']} of {system['steps']}" if "step" in system else ""
-        spread = system.get("spread")
-        scores = [plus_minus(spread[split]) if spread else f"{system[split]:.2f}" for split in _SPLITS]
-        of_data = [letters.get(_data_key(system), "?") if "data" in system else "STS-B"] if len(sets) > 1 else []
-        rows.append([system["name"], *of_data, *scores, *geometry, *gap, step, str(system.get("recipe", ""))])
+    for system in record.systems:
+        geometry = [f"{value:.3f}" if value is not None else "" for value in (system.alignment, system.uniformity)]
+        gap = [f"{value:+.2f}" for value in (system.gap.dev, system.gap.test)] if system.gap else ["", ""]
+        step = f"{system.step} of {system.steps}" if system.step is not None else ""
+        plain = [f"{system.dev:.2f}", f"{system.test:.2f}"]
+        scores = [system.spread[split].text() for split in SPLITS] if system.spread else plain
+        of_data = [letters.get(_data_key(system), "?") if system.data else "STS-B"] if len(sets) > 1 else []
+        rows.append([system.name, *of_data, *scores, *geometry, *gap, step, system.recipe])
     heads = ["dev", "test", "alignment", "uniformity", "gap to paper, dev", "gap, test", "kept step", "recipe"]
     if len(sets) > 1:
         over = "; the scores of different data cannot be compared: " + "; ".join(
@@ -94,109 +134,96 @@ def report_table(record: dict[str, Any]) -> Table:
     return Table(f"Spearman x100 of cosine similarity{over}; alignment and uniformity of dev", ["", *heads], rows)
 
 
-def _is_stsb(data: dict[str, Any]) -> bool:
-    return all(is_stsb(split, data[split]) for split in _SPLITS)
+def _paper_name(kind: Kind) -> str:
+    return f"paper, {kind} BERT-base (reported)"
 
 
-def _data_key(system: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(system["data"][split]["pairs_sha256"] for split in _SPLITS) if "data" in system else ()
+def _is_stsb(data: dict[Split, Pairs] | None) -> bool:
+    return data is not None and all(is_stsb(split, data[split].n, data[split].mean_gold) for split in SPLITS)
 
 
-def _sizes(data: dict[str, Any]) -> str:
-    return ", ".join(f"{split} n {data[split]['n']:,}" for split in _SPLITS)
+def _data_key(system: System) -> tuple[str, ...]:
+    return tuple(system.data[split].pairs_sha256 for split in SPLITS) if system.data else ()
 
 
-def _systems(place: Path) -> list[dict[str, Any]]:
-    record = place if place.is_file() else place / "evaluation.json"
-    try:
-        if (place / "results.json").is_file():
-            return [_of_run(place)]
-        if (place / "seeds.json").is_file():
-            seeds = _read(place / "seeds.json")
-            folders = [place / f"seed-{run['seed']}" for run in seeds["seeds"]]
-            return _of_seeds(str(place), seeds["seeds"], folders)
-        if (place / "ablation.json").is_file():
-            return _of_ablation(place, _read(place / "ablation.json"))
-        if record.is_file():
-            return [_of_model(model, record) for model in _read(record)["models"]]
-    except InputError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{place}: its records cannot be reported: {error!r}") from None
+def _sizes(data: dict[Split, Pairs]) -> str:
+    return ", ".join(f"{split} n {data[split].n:,}" for split in SPLITS)
+
+
+def _systems(place: Path) -> list[System]:
+    run = Run(place)
+    if run.is_finished:
+        return [_of_run(run)]
+    if run.has(Seeds):
+        return _of_seeds(str(place), [place / f"seed-{one.seed}" for one in run.read(Seeds).seeds])
+    if run.has(Ablation):
+        ablation = run.read(Ablation)
+        groups = {"full": "full", **{f"without-{name}": f"without {name}" for name in ablation.without}}
+        return [
+            system
+            for folder, label in groups.items()
+            for system in _of_seeds(f"{place}, {label}", [place / folder / f"seed-{one.seed}" for one in ablation.full])
+        ]
+    record = place if place.is_file() else place / EVALUATION
+    if record.is_file() and not run.is_begun:
+        return [_of_model(model, record) for model in read_record(record, Evaluation).models]
     raise InputError(f"{place}: no results.json, seeds.json, ablation.json or evaluation.json of a finished command")
 
 
-def _of_run(folder: Path) -> dict[str, Any]:
-    results, manifest = _read(folder / "results.json"), _read(folder / "manifest.json")
-    dev = results["dev"]
-    return {
-        "name": str(folder),
-        "kind": "unsupervised" if "sentences" in manifest["train"] else "supervised",
-        "model_sha256": results["model_sha256"],
-        **{split: float(results[split]["spearman"]) for split in _SPLITS},
-        "data": {
-            split: {
-                "n": int(results[split]["pairs"]),
-                "pairs_sha256": manifest[split]["pairs_sha256"],
-                "mean_gold": float(manifest[split]["mean_gold"]),
-            }
-            for split in _SPLITS
-        },
-        **{key: float(dev[key]) for key in ("alignment", "uniformity") if key in dev},
-        "step": results["best_step"],
-        "steps": results["total_steps"],
-        "recipe": results["recipe"],
-    }
+def _of_run(run: Run) -> System:
+    results, data, kind = run.results, pairs_of_run(run), run.manifest.train.kind
+    scores: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    return System(
+        name=str(run.folder),
+        kind=kind,
+        model_sha256=results.model_sha256,
+        **scores,
+        data=data,
+        alignment=results.dev.alignment,
+        uniformity=results.dev.uniformity,
+        step=results.best_step,
+        steps=results.total_steps,
+        recipe=results.recipe,
+        gap=gap_to_paper(kind, scores, data),
+    )
 
 
-def _of_seeds(name: str, runs: list[dict[str, Any]], folders: list[Path]) -> list[dict[str, Any]]:
+def _of_seeds(name: str, folders: list[Path]) -> list[System]:
     """Each seed's run, and their mean."""
-    systems = [_of_run(folder) for folder in folders]
-    first = systems[0]
-    spread = {split: spread_of([run[split] for run in runs]) for split in _SPLITS}
-    mean = {
-        "name": f"{name}, mean of {len(runs)} seeds",
-        "kind": first["kind"],
-        **{split: spread[split]["mean"] for split in _SPLITS},
-        "spread": spread,
-        "data": first["data"],
+    systems = [_of_run(open_run(folder)) for folder in folders]
+    spread: dict[Split, Spread] = {
+        "dev": spread_of([system.dev for system in systems]),
+        "test": spread_of([system.test for system in systems]),
     }
+    scores = {split: spread[split].mean for split in SPLITS}
+    first = systems[0]
+    mean = System(
+        name=f"{name}, mean of {len(systems)} seeds",
+        kind=first.kind,
+        **scores,
+        spread=spread,
+        data=first.data,
+        gap=gap_to_paper(first.kind, scores, first.data),
+    )
     return [*systems, mean]
 
 
-def _of_ablation(place: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
-    seeds = [run["seed"] for run in record["full"]]
-    systems = _of_seeds(f"{place}, full", record["full"], [place / "full" / f"seed-{seed}" for seed in seeds])
-    for name, part in record["without"].items():
-        runs = [pair["without"] for pair in part["seeds"]]
-        folders = [place / f"without-{name}" / f"seed-{seed}" for seed in seeds]
-        systems += _of_seeds(f"{place}, without {name}", runs, folders)
-    return systems
-
-
-def _of_model(model: dict[str, Any], record: Path) -> dict[str, Any]:
-    tasks = model["tasks"]
-    if not {"dev", "test"} <= tasks.keys():
-        raise InputError(f"{record}: {model['name']} was not measured on dev and test: run evaluate with these tasks")
-    geometry = tasks.get("geometry", {})
-    return {
-        "name": model["name"],
-        "model_sha256": model["model_sha256"],
-        **{split: float(tasks[split]["spearman"]) for split in _SPLITS},
-        "data": {split: {key: tasks[split][key] for key in ("n", "pairs_sha256", "mean_gold")} for split in _SPLITS},
-        **{key: float(geometry[key]) for key in ("alignment", "uniformity") if key in geometry},
+def _of_model(model: MeasuredModel, record: Path) -> System:
+    scores = {split: model.tasks.split(split) for split in SPLITS}
+    if not scores["dev"] or not scores["test"]:
+        raise InputError(f"{record}: {model.name} was not measured on dev and test: run evaluate with these tasks")
+    data = {
+        split: Pairs(n=score.n, pairs_sha256=score.pairs_sha256, mean_gold=score.mean_gold or 0.0)
+        for split, score in scores.items()
+        if score
     }
-
-
-def spread_of(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (of a sample; one value has none) and number of values."""
-    mean = sum(values) / len(values)
-    squares = sum((value - mean) ** 2 for value in values)
-    return {"mean": mean, "sd": (squares / (len(values) - 1)) ** 0.5 if len(values) > 1 else None, "n": len(values)}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read as a record: {' '.join(str(error).split())}") from None
+    geometry = model.tasks.geometry
+    return System(
+        name=model.name,
+        model_sha256=model.model_sha256,
+        dev=scores["dev"].spearman,
+        test=scores["test"].spearman,
+        data=data,
+        alignment=geometry.alignment if geometry else None,
+        uniformity=geometry.uniformity if geometry else None,
+    )
