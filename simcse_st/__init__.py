@@ -9,18 +9,22 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcse_st.training.callbacks import LossCallback, STSCallback
-    from simcse_st.training.collator import SimCSECollator
+    from simcse_st.card import write_card
     from simcse_st.errors import InputError, RunError
-    from simcse_st.training.experiments import ablate, train_seeds
-    from simcse_st.training.loss import SimCSELoss
     from simcse_st.evaluation.evaluate import evaluate
     from simcse_st.models import build_model
-    from simcse_st.data.preparing import prepare
     from simcse_st.publishing.push import push
-    from simcse_st.recipe import Recipe, load_recipe
-    from simcse_st.training.train import SimCSETrainer, TrainResult, train
     from simcse_st.publishing.verify import verify
+    from simcse_st.recipe import Recipe
+    from simcse_st.recipes import load_recipe
+    from simcse_st.run import Run
+    from simcse_st.training.callbacks import LossCallback, STSCallback
+    from simcse_st.training.collator import SimCSECollator
+    from simcse_st.training.experiments import ablate, train_seeds
+    from simcse_st.training.loss import SimCSELoss
+    from simcse_st.training.prepare import prepare
+    from simcse_st.training.session import SimCSETrainer
+    from simcse_st.training.train import train
 
 _HOME = {
     "InputError": "errors",
@@ -30,17 +34,18 @@ _HOME = {
     "STSCallback": "training.callbacks",
     "SimCSECollator": "training.collator",
     "SimCSELoss": "training.loss",
-    "SimCSETrainer": "training.train",
-    "TrainResult": "training.train",
+    "SimCSETrainer": "training.session",
+    "Run": "run",
     "ablate": "training.experiments",
     "build_model": "models",
     "evaluate": "evaluation.evaluate",
-    "load_recipe": "recipe",
-    "prepare": "data.preparing",
+    "load_recipe": "recipes",
+    "prepare": "training.prepare",
     "push": "publishing.push",
     "train": "training.train",
     "train_seeds": "training.experiments",
     "verify": "publishing.verify",
+    "write_card": "card",
 }
 
 __all__ = [
@@ -52,7 +57,7 @@ __all__ = [
     "SimCSECollator",
     "SimCSELoss",
     "SimCSETrainer",
-    "TrainResult",
+    "Run",
     "ablate",
     "build_model",
     "evaluate",
@@ -62,6 +67,7 @@ __all__ = [
     "train",
     "train_seeds",
     "verify",
+    "write_card",
 ]
 
 

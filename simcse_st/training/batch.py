@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,11 @@ import torch.nn.functional as F
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 
+from simcse_st.records import BatchFacts
+
 
 @dataclass
-class BatchFacts:
+class BatchCounter:
     """What the loss has seen so far in training, on all devices that share their negatives.
 
     A wrapper such as ``MatryoshkaLoss`` calls the loss once for each dimension, and each call counts as a batch.
@@ -61,9 +62,9 @@ class BatchFacts:
         self.negatives += total
         self.masked_cells += cells
 
-    def summary(self) -> dict[str, Any]:
+    def facts(self) -> BatchFacts:
         """The counts, with the mean number of negatives that an anchor saw."""
-        return {**asdict(self), "mean_negatives": self.negatives / self.anchors if self.anchors else None}
+        return BatchFacts(**asdict(self), mean_negatives=self.negatives / self.anchors if self.anchors else None)
 
 
 def chunk_ranges(lengths: Sequence[int], pass_cost: int) -> list[tuple[int, int]]:

@@ -234,7 +234,7 @@ class LossCallback(TrainerCallback, ExportableState):
     gradients over devices. This does.
 
     Args:
-        parameters: They, by their names: ``loss.own_parameters()``.
+        parameters: The parameters by their names: ``loss.own_parameters()``.
 
     Raises:
         RunError: A run resumes from a checkpoint whose parameters are not in ``output_dir``.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,43 +21,53 @@ from sentence_transformers.util.distributed import get_rank, get_world_size
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from simcse_st.training.batch import BatchFacts
+from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import STSCallback
-from simcse_st.errors import InputError, RunError
-from simcse_st.folder import flush, write_json
+from simcse_st.errors import InputError, RunError, one_line
+from simcse_st.records import Environment, Manifest, Record
+from simcse_st.run import Run, flush, read_record, write_text
 
 logger = logging.getLogger(__name__)
 
-_COMPLETE = "simcse_st.json"  # written last: a checkpoint without it was cut short
+
+class BestState(Record):
+    """What :class:`~simcse_st.training.callbacks.STSCallback` goes on from."""
+
+    base_metrics: dict[str, float]
+    best_step: int | None = None
+    best_metrics: dict[str, float]
+    best_sha256: str
+    history_bytes: int
+
+
+class CheckpointRecord(Record):
+    """What a checkpoint holds beside the trainer's own files, written last: one without it was cut short."""
+
+    FILE: ClassVar = "simcse_st.json"
+
+    step: int
+    """The step after which it was written."""
+    total_steps: int
+    best: BestState
+    seen: dict[str, int]
+    """What the loss had seen."""
+    train_seconds: float
+    files: dict[str, int]
+    """The sizes in bytes of its files and of the best weights', by their paths in the folder of the checkpoints."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
-
-    Attributes:
-        folder: The trainer's checkpoint.
-        step: The step after which it was written.
-        total_steps: The steps of the whole run.
-        best: :meth:`~simcse_st.training.callbacks.STSCallback.state` at that step.
-        seen: What the loss had seen.
-        train_seconds: Seconds of training until then.
-        files: The sizes in bytes of its files and of the best weights', by their paths in ``folder``'s own folder.
-    """
+    """What a run goes on from: the trainer's checkpoint, and its record."""
 
     folder: Path
-    step: int
-    total_steps: int
-    best: dict[str, Any]
-    seen: dict[str, Any]
-    train_seconds: float
-    files: dict[str, int]
+    record: CheckpointRecord
 
     def damage(self) -> str:
         """What of it is not there as it was written; "" if all is."""
-        for name, size in self.files.items():
+        for name, size in self.record.files.items():
             path, (place, *inside) = self.folder.parent / name, Path(name).parts
-            if not (self.folder.parent / place).exists() and self.step >= self.total_steps:
+            if not (self.folder.parent / place).exists() and self.record.step >= self.record.total_steps:
                 path = self.folder.parent.parent.joinpath("model", *inside)  # which the best weights become at the end
             if not path.is_file():
                 return f"{path} is missing"
@@ -76,14 +85,14 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     Raises:
         InputError: Its record cannot be read. An older one would not do instead: its best weights may be gone.
     """
-    records = {step: path / _COMPLETE for step, path in _checkpoints(folder).items() if (path / _COMPLETE).is_file()}
-    if not records:
+    complete = {step: path for step, path in _checkpoints(folder).items() if (path / CheckpointRecord.FILE).is_file()}
+    if not complete:
         return None
-    newest = records[max(records)]
+    newest = complete[max(complete)]
     try:
-        return Checkpoint(newest.parent, **_read(newest))
-    except TypeError:
-        raise _unreadable(newest) from None
+        return Checkpoint(newest, read_record(newest / CheckpointRecord.FILE, CheckpointRecord))
+    except InputError as error:
+        raise InputError(f"--resume: {error}: begin the run again with --overwrite") from None
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
@@ -93,52 +102,43 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
     return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
 
-def checkpoint_to_resume(folder: Path, manifest: dict[str, Any], environment: dict[str, Any]) -> Checkpoint | None:
+def checkpoint_to_resume(run: Run, manifest: Manifest, environment: Environment) -> Checkpoint | None:
     """The checkpoint that a run goes on from; None if it has none.
 
     Args:
-        folder: The run folder.
+        run: The run.
         manifest: What the data are now.
         environment: What the run would go on with.
 
     Raises:
         InputError: It is damaged, the data have changed since, or other processes would share the batches.
     """
-    checkpoint = latest_checkpoint(folder / "checkpoints")
+    folder = run.folder
+    checkpoint = latest_checkpoint(run.checkpoints)
     if checkpoint is None:
         logger.info("resume   no checkpoint in %s: the run begins", folder)
         return None
-    history = folder / "history.jsonl"
+    history, record = run.history_path, checkpoint.record
     damage = checkpoint.damage()
-    if not damage and (history.stat().st_size if history.is_file() else 0) < checkpoint.best["history_bytes"]:
+    if not damage and (history.stat().st_size if history.is_file() else 0) < record.best.history_bytes:
         damage = f"{history} is shorter than it was"
     if damage:
         raise InputError(f"--resume: {damage}, so that {folder} cannot go on: begin it again with --overwrite")
-    before, begun = (_read(folder / name) for name in ("manifest.json", "environment.json"))
-    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
-        if before[part][key] != manifest[part][key]:
-            raise InputError(
-                f"--resume: data.{part} has changed since {folder} was begun: {key} was {before[part][key]}"
-            )
-    for key, kind in (("devices", "process(es)"), ("precision", "precision")):
-        if begun.get(key) != environment[key]:
-            raise InputError(f"--resume: {folder} was begun with {begun.get(key)} {kind}, not {environment[key]}")
-    if other := [key for key in environment if begun.get(key) != environment[key]]:
-        logger.warning("odd      %s was begun with other %s: the result may differ", folder, ", ".join(other))
-    logger.info("resume   from step %d of %d", checkpoint.step, checkpoint.total_steps)
-    return checkpoint
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text("utf-8"))
-        return {**record}
-    except (OSError, ValueError, TypeError):
-        raise _unreadable(path) from None
-
-
-def _unreadable(path: Path) -> InputError:
-    return InputError(f"--resume: {path} cannot be read: begin the run again with --overwrite")
+        before, begun = run.read(Manifest), run.read(Environment)
+    except InputError as error:
+        raise InputError(f"--resume: {error}: begin the run again with --overwrite") from None
+    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
+        was, now = (getattr(getattr(one, part), key) for one in (before, manifest))
+        if was != now:
+            raise InputError(f"--resume: data.{part} has changed since {folder} was begun: {key} was {was}")
+    for key, kind in (("devices", "process(es)"), ("precision", "precision")):
+        if (was := getattr(begun, key)) != (now := getattr(environment, key)):
+            raise InputError(f"--resume: {folder} was begun with {was} {kind}, not {now}")
+    if other := [key for key, value in environment if getattr(begun, key) != value]:
+        logger.warning("resume   %s was begun with other %s: the result may differ", folder, ", ".join(other))
+    logger.info("resume   from step %d of %d", record.step, record.total_steps)
+    return checkpoint
 
 
 class CheckpointCallback(TrainerCallback):
@@ -160,13 +160,13 @@ class CheckpointCallback(TrainerCallback):
         stop: Set it to have the run stop after the current step, with a checkpoint.
     """
 
-    def __init__(self, steps: int, best: STSCallback, seen: BatchFacts, resumed: Checkpoint | None = None) -> None:
+    def __init__(self, steps: int, best: STSCallback, seen: BatchCounter, resumed: Checkpoint | None = None) -> None:
         self.steps = steps
         self.best = best
         self.seen = seen
         self.resumed = resumed
         self.stop = False
-        self._before = resumed.train_seconds if resumed else 0.0
+        self._before = resumed.record.train_seconds if resumed else 0.0
         self._begin: float | None = None
         self._end: float | None = None
         self._elsewhere = 0.0  # of the time between the two: scoring, and writing checkpoints
@@ -213,20 +213,20 @@ class CheckpointCallback(TrainerCallback):
             for whole in (folder, *([] if self.best.best_step is None else [self.best.kept])):
                 for path in (*whole.rglob("*"), whole):
                     flush(path)
-                    if path.is_file() and path != folder / _COMPLETE:
+                    if path.is_file() and path != folder / CheckpointRecord.FILE:
                         files.append(path)
-            record = {
-                "step": state.global_step,
-                "total_steps": state.max_steps,
-                "best": self.best.state(),
-                "seen": asdict(self.seen),
-                "train_seconds": self.train_seconds(),
-                "files": {path.relative_to(folder.parent).as_posix(): path.stat().st_size for path in files},
-            }
+            record = CheckpointRecord(
+                step=state.global_step,
+                total_steps=state.max_steps,
+                best=BestState(**self.best.state()),
+                seen=asdict(self.seen),
+                train_seconds=self.train_seconds(),
+                files={path.relative_to(folder.parent).as_posix(): path.stat().st_size for path in files},
+            )
             if self.best.history:
                 flush(self.best.history)
-            write_json(folder / _COMPLETE, record)  # from here on it counts
-            for path in (folder / _COMPLETE, folder, folder.parent, folder.parent.parent):
+            write_text(folder / CheckpointRecord.FILE, record.to_json())  # from here on it counts
+            for path in (folder / CheckpointRecord.FILE, folder, folder.parent, folder.parent.parent):
                 flush(path)
             for other in _checkpoints(folder.parent).values():
                 if other != folder:
@@ -259,7 +259,7 @@ def stoppable(saver: CheckpointCallback, folder: Path) -> Iterator[None]:
         stopped = isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _OF_WRITING)
         if stopped and get_rank() == 0:  # which drops superseded checkpoints, while the others would look at them
             last = latest_checkpoint(folder / "checkpoints")
-            where = f"step {last.step} of {last.total_steps}" if last else "the beginning: there is no checkpoint yet"
+            where = f"step {last.record.step} of {last.record.total_steps}" if last else "the beginning: there is no checkpoint yet"
             logger.warning("%s keeps what was recorded; resumed, it goes on from %s", folder, where)
         raise
 
@@ -275,7 +275,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         folder: What is written.
 
     Raises:
-        RunError: So it is.
+        RunError: The disk is full, or cannot be written.
     """
     try:
         yield
@@ -283,7 +283,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if isinstance(error, RunError) or not _is_about_the_disk(error):
             raise
         place = getattr(error, "filename", None) or folder
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = getattr(error, "strerror", None) or one_line(error)
         how = "used" if getattr(error, "errno", None) in (errno.EACCES, errno.EIO) else "written"
         raise RunError(f"{place}: cannot be {how}: {reason}") from error
 

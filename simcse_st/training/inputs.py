@@ -6,18 +6,21 @@ import logging
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
-from simcse_st.data import GradedPairs, TrainingData, file_sha256
+
+from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
+from simcse_st.data.sources import resolve
+from simcse_st.data.training import count_truncated
 from simcse_st.errors import InputError
-from simcse_st.models import build_model, dropout_probabilities
-from simcse_st.places import encoder_path, resolve
-from simcse_st.data.preparing import load_data, state_data
-from simcse_st.recipe import Recipe, check_combinations
+from simcse_st.models import build_model, dropout_probabilities, encoder_path
+from simcse_st.recipe import Recipe
+from simcse_st.records import Manifest
+from simcse_st.run import file_sha256
+from simcse_st.training.prepare import state_data
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,8 @@ class Inputs:
     dev: GradedPairs
     test: GradedPairs
     precision: str
-    manifest: dict[str, Any]
+    manifest: Manifest
+    base_is_local: bool
 
 
 def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> Inputs:
@@ -43,39 +47,30 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         recipe: What is going to run.
         devices: The number of processes that train together.
         device: Where to put this one's model; by default a GPU if there is one.
-
-    Raises:
-        InputError: Something cannot be used.
     """
     check_machine(recipe, devices)
-    data = load_data(recipe)
-    if len(data.train) < recipe.training.batch_size:
+    dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
+    test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
+    data = load_training_data(recipe.data)
+    if len(data) < recipe.training.batch_size:
         raise InputError(
-            f"data.train: {len(data.train)} {recipe.data.kind} are fewer than one batch of "
+            f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of "
             f"{recipe.training.batch_size}: lower training.batch_size or give more data"
         )
-    base = resolve(recipe.model.base)
     if recipe.model.sha256:
-        _check_weights(Path(encoder_path(base)), recipe.model.sha256)
+        _check_weights(Path(encoder_path(resolve(recipe.model.base))), recipe.model.sha256)
     set_seed(recipe.seed)  # for the first weights of a head that is kept
-    model = build_model(
-        base,
-        pooling=recipe.model.pooling,
-        head=recipe.model.head == "keep",
-        dropout=recipe.model.dropout,
-        max_length=recipe.model.max_length,
-        attention=recipe.model.attention,
-        revision=recipe.model.revision,
-        device=device,
-    )
+    model = build_model(recipe.model, device=device)
     _check_dropout(recipe, model)
     limit = recipe.training.max_length
     if limit > (longest := model.max_seq_length or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
-    manifest = data.manifest(model.tokenizer, limit)
+    facts = {"truncation": count_truncated(model.tokenizer, data, limit)}
     if recipe.card.samples:
-        manifest["train"]["samples"] = [list(row) for row in islice(data.train, _SAMPLES)]
-    return Inputs(model, data.train, data.dev, data.test, _precision(recipe, model.device), manifest)
+        facts["samples"] = [list(row) for row in islice(data.rows(), _SAMPLES)]
+    manifest = Manifest(train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts)
+    is_local = Path(resolve(recipe.model.base)).expanduser().exists()  # now: the folder may be gone when the run ends
+    return Inputs(model, data, dev, test, _precision(recipe, model.device), manifest, is_local)
 
 
 def check_machine(recipe: Recipe, devices: int) -> None:
@@ -84,11 +79,7 @@ def check_machine(recipe: Recipe, devices: int) -> None:
     Args:
         recipe: What is going to run.
         devices: The number of processes that train together.
-
-    Raises:
-        InputError: They are not.
     """
-    check_combinations(recipe)
     own = recipe.model.head == "train-only" or recipe.loss.mlm_weight > 0
     if devices > 1 and own and recipe.training.max_grad_norm and recipe.training.precision in ("auto", "fp16"):
         # Clipping unscales fp16 gradients before those of the loss's own parameters could be averaged.
@@ -140,9 +131,9 @@ def _precision(recipe: Recipe, device: torch.device) -> str:
 
 def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     """Says once what the loss is going to see."""
-    facts, batch = inputs.manifest["train"], recipe.training.batch_size
+    facts, batch = inputs.manifest.train, recipe.training.batch_size
     parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
-    hard = facts.get("hard_negatives", 0) / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
+    hard = facts.hard_negatives / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
     logger.info(
         "model    %s, %.1fM parameters, pooling %s, on %s in %s",
         recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,

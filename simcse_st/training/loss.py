@@ -16,8 +16,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
+from simcse_st.recipe import LossSection, checked
 from simcse_st.training.batch import (
-    BatchFacts,
+    BatchCounter,
     chunk_ranges,
     columns_layout,
     count_rows,
@@ -31,8 +32,6 @@ from simcse_st.training.mlm import MaskedLanguageModel
 # Tried at 32, 48 and 72 on two cores: within that machine's noise, an encoder of BERT-base's size and a small one are
 # as fast with either.
 CPU_PASS_COST = 48
-
-LOWEST_TEMPERATURE = 1e-6  # cosines over less lose their differences in float32
 
 
 class SimCSELoss(CachedLossMixin, nn.Module):
@@ -88,7 +87,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         ======================================================  ======
 
     Raises:
-        ValueError: An argument has no meaning, such as ``temperature=0``, or two do not go together.
+        InputError: An argument has no meaning, such as ``temperature=0``, or two do not go together. It is a ValueError.
 
     Example:
         >>> loss = SimCSELoss(model, temperature=0.05)
@@ -114,22 +113,18 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("temperature", temperature), ("hard_negative_weight", hard_negative_weight)):
-            if not _is_number(value) or not value > 0:
-                raise ValueError(f"{name} must be a positive number, not {value!r}")
-        if temperature < LOWEST_TEMPERATURE:
-            raise ValueError(f"temperature must be at least {LOWEST_TEMPERATURE:g}, not {temperature!r}")
-        for name, size in (
-            ("mini_batch_size", mini_batch_size),
-            ("mini_batch_num_tokens", mini_batch_num_tokens),
-            ("chunk_size", chunk_size),
-        ):
-            if size is not None and (type(size) is not int or size < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, or None, not {size!r}")
-        if mini_batch_size and mini_batch_num_tokens:
-            raise ValueError("mini_batch_size and mini_batch_num_tokens: gradient caching goes by one of them")
-        if chunk_size is not None and (mini_batch_size or mini_batch_num_tokens):
-            raise ValueError("chunk_size is for training without gradient caching, which mini_batch_size turns on")
+        checked(
+            LossSection,
+            temperature=temperature,
+            hard_negative_weight=hard_negative_weight,
+            share_hard_negatives=share_hard_negatives,
+            mask_false_negatives=mask_false_negatives,
+            mlm_weight=mlm_weight,
+            mlm_probability=mlm_probability,
+            mini_batch_size=mini_batch_size,
+            mini_batch_num_tokens=mini_batch_num_tokens,
+            chunk_size=chunk_size,
+        )
         if has_static_embedding_input(model):
             raise ValueError("a model of static embeddings has no sentences to cut into chunks, nor dropout or [CLS]")
         self.model = model
@@ -147,13 +142,9 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         self._input_module = (model[0],)
         self._before_head = ([module for module in model if not isinstance(module, Normalize)][-1],)
         self.head = _head(self._before_head[0], model.device) if train_only_head else None
-        if not _is_number(mlm_weight) or mlm_weight < 0:
-            raise ValueError(f"mlm_weight must be 0 or a positive number, not {mlm_weight!r}")
-        if mlm_weight and self.uses_gradient_cache:
-            raise ValueError("mlm_weight and gradient caching do not go together: leave out mini_batch_size")
         self.mlm_weight = mlm_weight
         self.mlm = MaskedLanguageModel(model, mlm_probability) if mlm_weight else None
-        self.seen = BatchFacts()
+        self.seen = BatchCounter()
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained with this loss but belong to no module of the model, by their names."""
@@ -376,7 +367,3 @@ def _word_embeddings(module: nn.Module) -> nn.Module | None:
         return encoder.get_input_embeddings() if encoder is not None else None
     except NotImplementedError:
         return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

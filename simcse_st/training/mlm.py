@@ -25,13 +25,11 @@ class MaskedLanguageModel(nn.Module):
         probability: The share of tokens to predict; of these 80% are masked, 10% replaced and 10% kept, as in BERT.
 
     Raises:
-        ValueError: The probability is not between 0 and 1, or the tokenizer has no mask token.
+        ValueError: The tokenizer has no mask token, or the encoder no such head.
     """
 
     def __init__(self, model: SentenceTransformer, probability: float = 0.15) -> None:
         super().__init__()
-        if not 0 < probability < 1:
-            raise ValueError(f"mlm_probability must be between 0 and 1, not {probability!r}")
         if model.tokenizer.mask_token is None:
             raise ValueError("mlm_weight needs a tokenizer with a mask token, which the model's has not")
         encoder: Any = model[0].auto_model

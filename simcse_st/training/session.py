@@ -1,0 +1,276 @@
+"""One run from its recipe to its card: the trainer and all that is put together for it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.util.distributed import distributed_evaluation
+from transformers import set_seed
+from transformers.trainer_callback import ProgressCallback
+
+from simcse_st.card import render_card
+from simcse_st.data.sources import resolve
+from simcse_st.errors import InputError, RunError
+from simcse_st.evaluation.evaluate import measure_run
+from simcse_st.evaluation.evaluators import STSEvaluator
+from simcse_st.models import weights_sha256
+from simcse_st.recipe import Recipe
+from simcse_st.records import Results, SplitScores
+from simcse_st.run import CARD, Run, describe_environment, file_sha256
+from simcse_st.training.batch import BatchCounter
+from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
+from simcse_st.training.checkpoints import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
+from simcse_st.training.collator import SimCSECollator
+from simcse_st.training.inputs import Inputs, load_inputs, state_inputs
+from simcse_st.training.loss import SimCSELoss
+
+logger = logging.getLogger(__name__)
+
+# Transformers 5.24 renamed it, and warns of the old name.
+_RECOMPUTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in SentenceTransformerTrainingArguments.__dataclass_fields__
+)
+
+
+def run_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
+    """Runs a recipe in a folder that this process holds; see :func:`~simcse_st.training.train.train`."""
+    run = Run(folder)
+    process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
+    with disk_errors(folder):
+        _run_recipe(recipe, run, process, resume=resume)
+    process.wait_for_everyone()
+
+
+def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool) -> None:
+    inputs = load_inputs(recipe, process.num_processes, str(process.device))
+    environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
+    checkpoint = checkpoint_to_resume(run, inputs.manifest, environment) if resume else None
+    if process.is_main_process:
+        state_inputs(recipe, inputs)
+    loss = _loss(recipe, inputs, process.num_processes)
+    if checkpoint:
+        loss.seen = BatchCounter(**checkpoint.record.seen)
+    dev, test = (
+        STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
+        for part in (inputs.dev, inputs.test)
+    )
+    base: dict[str, dict[str, float]] = {"dev": {}, "test": {}}
+    with distributed_evaluation(inputs.model) as scoring:
+        if scoring:
+            base = {"dev": dev(inputs.model), "test": test(inputs.model)}
+            logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
+            if checkpoint:
+                before = checkpoint.record.best.base_metrics["spearman"]
+                _check_base(run.folder, before, base["dev"]["spearman"])
+
+    # Nothing has been written so far; what fails from here on is a failed run.
+    process.wait_for_everyone()  # all have looked for a checkpoint
+    if process.is_main_process and checkpoint is None:
+        run.begin(recipe)
+        run.write(inputs.manifest)
+        run.write(environment)
+    process.wait_for_everyone()
+    best = STSCallback(
+        dev,
+        run.checkpoints / "best",
+        eval_steps=recipe.training.eval_steps,
+        base_metrics=base["dev"],
+        history=run.history_path,
+        early_steps=recipe.training.early_steps,
+        step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
+        resumable=True,
+    )
+    if checkpoint:
+        best.restore(checkpoint.record.best.model_dump(), history=process.is_main_process)
+    saver = CheckpointCallback(recipe.training.save_steps or recipe.training.eval_steps, best, loss.seen, checkpoint)
+    total_steps = _fit(recipe, inputs, loss, saver, _arguments(recipe, inputs, run.checkpoints, process.num_processes))
+    if process.is_main_process:
+        model = _keep(best, run, str(process.device))
+        _record(recipe, inputs, run, model, saver, {name: one["spearman"] for name, one in base.items()}, total_steps)
+
+
+def _record(
+    recipe: Recipe,
+    inputs: Inputs,
+    run: Run,
+    model: SentenceTransformer,
+    saver: CheckpointCallback,
+    base: dict[str, float],
+    total_steps: int,
+) -> None:
+    """Measures the kept model, writes down what the run came to, and drops its checkpoints."""
+    best, seconds = saver.best, saver.train_seconds()
+    evaluation = measure_run(recipe.name, model, inputs.dev, inputs.test)
+    (measured,) = evaluation.models
+    assert best.best_step is not None
+    assert measured.tasks.test
+    test = measured.tasks.test
+    place = resolve(recipe.model.base)
+    results = Results(
+        recipe=recipe.name,
+        best_step=best.best_step,
+        total_steps=total_steps,
+        base=base,
+        dev=SplitScores(**best.best_metrics, pairs=len(inputs.dev)),
+        test=SplitScores(spearman=test.spearman, pearson=test.pearson, pairs=test.n),
+        weights_sha256=best.best_sha256,
+        base_model=None if inputs.base_is_local else place,
+        model_sha256=measured.model_sha256,
+        modules=measured.modules,
+        files=_checksums(run.model_path),
+        train_seconds=seconds,
+        sentences_per_second=saver.seen.sentences / seconds,
+        batches=saver.seen.facts(),
+    )
+    run.write(results)
+    run.write(evaluation)
+    render_card(Run(run.folder))
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def _check_base(folder: Path, before: float, now: float) -> None:
+    """Makes sure that a run goes on from the model that it began with."""
+    if abs(before - now) > 0.01:  # of Spearman x100: more than another machine's rounding
+        was = f"dev scored {before:.2f}, and now {now:.2f}"
+        raise InputError(f"--resume: model.base has changed since {folder} was begun: {was}")
+
+
+class SimCSETrainer(SentenceTransformerTrainer):
+    """The stock trainer without its model card callback.
+
+    That one fails on a column that mixes strings and null, looks things up on the hub, and quotes training data. The
+    rest, and all arguments, are the stock trainer's.
+    """
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Adds none."""
+
+
+def _loss(recipe: Recipe, inputs: Inputs, devices: int) -> SimCSELoss:
+    set_seed(recipe.seed)  # for the first weights of a train-only head
+    try:
+        return SimCSELoss(
+            inputs.model,
+            train_only_head=recipe.model.head == "train-only",
+            gather_across_devices=devices > 1,
+            **recipe.loss.model_dump(),
+        )
+    except (ValueError, OSError) as error:
+        raise InputError(f"loss: {error}") from error
+
+
+def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
+    """Gives the number of masked cells since it was last asked."""
+    before = loss.seen.masked_cells  # of a resumed run, what it had seen
+
+    def facts() -> dict[str, int]:
+        nonlocal before
+        since, before = loss.seen.masked_cells - before, loss.seen.masked_cells
+        return {"masked_cells": since}
+
+    return facts
+
+
+def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) -> SentenceTransformerTrainingArguments:
+    settings = recipe.training
+    schedule: str = settings.schedule
+    if schedule == "constant" and settings.warmup_steps:
+        schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
+    recomputing: dict[str, Any] = {_RECOMPUTING: True} if settings.gradient_checkpointing else {}
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(checkpoints),
+        per_device_train_batch_size=settings.batch_size // devices,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=schedule,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm or 0.0,
+        fp16=inputs.precision == "fp16",
+        bf16=inputs.precision == "bf16",
+        use_cpu=inputs.model.device.type == "cpu",
+        torch_compile=settings.torch_compile,
+        # A GPU would wait for its next batch; on a CPU another process would take from training what it gives.
+        dataloader_num_workers=_workers(settings.workers, inputs.model.device.type),
+        seed=recipe.seed,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=inputs.model.device.type == "cuda",
+        # Every step's own loss, and the true one: by default a NaN is replaced by the mean of the losses before it.
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        **recomputing,
+    )
+
+
+def _workers(wanted: int | None, device: str) -> int:
+    return int(device == "cuda") if wanted is None else wanted
+
+
+def _fit(
+    recipe: Recipe,
+    inputs: Inputs,
+    loss: SimCSELoss,
+    saver: CheckpointCallback,
+    args: SentenceTransformerTrainingArguments,
+) -> int:
+    """Trains; returns the number of steps.
+
+    Raises:
+        RunError: The disk is full or cannot be written.
+        KeyboardInterrupt: The run was stopped.
+    """
+    checkpoint = saver.resumed
+    if checkpoint and checkpoint.record.step >= checkpoint.record.total_steps:
+        return checkpoint.record.total_steps
+    own = loss.own_parameters()
+    # What the trainer saves with a checkpoint asks the hub for nothing.
+    inputs.model.model_card_data.local_files_only = True
+    inputs.model.model_card_data.generate_widget_examples = False
+    trainer = SimCSETrainer(
+        model=inputs.model,
+        args=args,
+        train_dataset=inputs.data.dataset,
+        loss=loss,
+        data_collator=SimCSECollator(
+            inputs.model.preprocess,
+            max_length=recipe.training.max_length,
+            shared_dropout_mask=recipe.model.shared_dropout_mask,
+        ),
+        callbacks=[saver.best, *([LossCallback(own)] if own else []), saver],
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(LossProgress)
+    with stoppable(saver, Path(str(args.output_dir)).parent):
+        trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
+    return trainer.state.global_step
+
+
+def _keep(best: STSCallback, run: Run, device: str) -> SentenceTransformer:
+    """Puts the best weights into ``model/`` and proves that what loads from there are those weights."""
+    if best.best_step is None:
+        raise RunError("no step was scored, so there are no weights to keep")
+    place = best.kept if best.kept.exists() else run.model_path  # where a run that was cut short just here put them
+    model = SentenceTransformer(str(place), device=device, local_files_only=True)
+    if weights_sha256(model) != best.best_sha256:
+        raise RunError(f"{place} does not load as the weights that were scored at step {best.best_step}")
+    if place == best.kept:
+        place.rename(run.model_path)
+    return model
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file of a model, by its path; not of the card, which a resumed run may find there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stem != Path(CARD).stem)
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
