@@ -1,27 +1,17 @@
-"""The command line, ``simcse-st``.
-
-Torch takes seconds to import. So each command first has the light modules refuse what they can, and then goes to work,
-where everything is checked again.
-"""
+"""The command line, ``simcse-st``: parses, calls, prints. What is wrong is said by the functions that it calls."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from simcse_st.errors import InputError, RunError
 from simcse_st.console import first_process, print_tables, quiet_libraries, set_environment, without_token
-
-if TYPE_CHECKING:
-    from simcse_st.data import Source
-    from simcse_st.recipe import Recipe
-    from simcse_st.training.train import TrainResult
+from simcse_st.errors import InputError, RunError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -47,6 +37,7 @@ def _options(
     """SimCSE sentence embeddings with hard negatives: train, measure, publish."""
     global _debug
     _debug = debug
+    quiet_libraries()
 
 
 _RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, or the path of one of your own (.yaml).")]
@@ -59,6 +50,11 @@ _Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. loss.temperature=0.1."),
 ]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier call left in that folder.")]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for an answer of the hub.")
+]
+_RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+_RepoId = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model on the hub.")]
 
 
 @app.command()
@@ -80,34 +76,29 @@ def train(
     ] = None,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
-    from simcse_st.folder import SEEDS, check_folder, check_group
-    from simcse_st.recipe import check_combinations, check_same
+    from simcse_st.evaluation.tables import run_table, seeds_table
+    from simcse_st.recipes import load_recipe
+    from simcse_st.training import experiments
+    from simcse_st.training import train as training
 
-    if overwrite and resume:
-        raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
     _go_on_with("the same command" if seeds is not None or resume else "the same command and --resume", overwrite)
-    chosen = _load_recipe(recipe, base, data, overrides)
-    check_combinations(chosen)
-    numbers = _numbers(seeds, overrides)
-    output = output or Path("runs") / (chosen.name if seeds is None else f"{chosen.name}-seeds")
+    chosen = load_recipe(recipe, overrides or (), base=base, data=data)
     if seeds is not None:
-        check_group(output, *SEEDS)
-    else:
-        if first_process():
-            check_folder(output, overwrite or resume, resumable=True)
-        if resume:
-            check_same(output, chosen)
-    _check_places(chosen)
-    quiet_libraries()
-
-    if numbers:
-        from simcse_st.training.experiments import seeds_table, train_seeds
-
-        print_tables([seeds_table(train_seeds(chosen, numbers, output, overwrite=overwrite))])
-    else:
-        from simcse_st.training import train as training
-
-        _print_result(training.train(chosen, output, overwrite=overwrite, resume=resume))
+        numbers = _numbers(seeds, overrides)
+        print_tables([seeds_table(experiments.train_seeds(chosen, numbers, output, overwrite=overwrite))])
+        return
+    run = training.train(chosen, output, overwrite=overwrite, resume=resume)
+    if not first_process():
+        return
+    print_tables([run_table(run.results)])
+    results, seen = run.results, run.results.batches
+    masked = f", {seen.masked_cells:,} cells masked" if seen.masked_cells else ""
+    _print(
+        f"{results.train_seconds:.0f} s of training, {results.sentences_per_second:.0f} sentences/s\n"
+        f"an anchor saw {seen.mean_negatives or 0:.1f} negatives on average, "
+        f"{seen.fewest_negatives} to {seen.most_negatives}{masked}\n"
+        f"model: {run.model_path}"
+    )
 
 
 @app.command()
@@ -126,25 +117,14 @@ def ablate(
     overwrite: _Overwrite = False,
 ) -> None:
     """Run a recipe with and without a part of it."""
-    from simcse_st.folder import ABLATION, check_group
-    from simcse_st.recipe import ablated, check_combinations
-
-    _go_on_with("the same command", overwrite)
-    chosen = _load_recipe(recipe, base, data, overrides)
-    check_combinations(chosen)
-    numbers = _numbers(seeds, overrides)
-    parts = without.split(",")
-    for part in parts:
-        ablated(chosen, part)
-    output = output or Path("runs") / f"{chosen.name}-ablation"
-    check_group(output, *ABLATION)
-    _check_places(chosen)
-    quiet_libraries()
-
+    from simcse_st.evaluation.tables import ablation_tables
+    from simcse_st.recipes import load_recipe
     from simcse_st.training import experiments
 
-    record = experiments.ablate(chosen, parts, numbers, output, overwrite=overwrite)
-    print_tables(experiments.ablation_tables(record))
+    _go_on_with("the same command", overwrite)
+    chosen = load_recipe(recipe, overrides or (), base=base, data=data)
+    numbers = _numbers(seeds, overrides)
+    print_tables(ablation_tables(experiments.ablate(chosen, without.split(","), numbers, output, overwrite=overwrite)))
 
 
 @app.command()
@@ -159,18 +139,14 @@ def prepare(
     overwrite: _Overwrite = False,
 ) -> None:
     """Write down what a recipe would train on."""
-    from simcse_st.data import preparing
-    from simcse_st.folder import check_folder
+    from simcse_st.recipes import load_recipe
+    from simcse_st.run import Run
+    from simcse_st.training import prepare as preparing
 
-    chosen = _load_recipe(recipe, base, data, overrides)
-    output = output or Path("prepared") / chosen.name
-    check_folder(output, overwrite)
-    _check_places(chosen)
-    quiet_libraries()
-
+    chosen = load_recipe(recipe, overrides or (), base=base, data=data)
     folder = preparing.prepare(chosen, output, overwrite=overwrite)
-    written = json.loads((folder / "manifest.json").read_text("utf-8"))["outputs"][0]
-    print(f"{folder / written['file']}: {written['rows']:,} rows, SHA-256 {written['sha256']}")
+    (written,) = Run(folder).read(preparing.PreparedManifest).outputs
+    _print(f"{folder / written.file}: {written.rows:,} rows, SHA-256 {written.sha256}")
 
 
 @app.command()
@@ -204,59 +180,43 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure models side by side."""
-    from simcse_st.folder import EVALUATION, check_record
-    from simcse_st.places import check_poolings, locate_here
-    from simcse_st.evaluation.tables import evaluation_tables, task_names
+    from simcse_st.evaluation import evaluate as evaluating
+    from simcse_st.evaluation.tables import evaluation_tables
+    from simcse_st.run import EVALUATION, Run
 
-    task_names(tasks.split(","))
-    check_poolings([locate_here(model) for model in models], pooling)
-    if output is None:
-        is_run = len(models) == 1 and (Path(models[0]) / "recipe.yaml").is_file()
-        output = Path(models[0]) if is_run else Path("evaluation")
-    check_record(output / EVALUATION)
-    sources = {split: _graded(place, split) for split, place in (("validation", dev), ("test", test))}
-    quiet_libraries()
-
-    from simcse_st.evaluation.evaluate import evaluate as measure
-
-    record = measure(
+    single = len(models) == 1 and Run(Path(models[0])).is_begun
+    output = output or Path(models[0] if single else "evaluation")
+    record = evaluating.evaluate(
         models,
         tasks=tasks,
         pooling=pooling,
-        dev=sources["validation"],
-        test=sources["test"],
+        dev=dev,
+        test=test,
         senteval=senteval,
         output=output,
         figures=figures,
         mteb=mteb.split(",") if mteb else (),
     )
     print_tables(evaluation_tables(record))
-    print(f"{output / EVALUATION}: every number with what it is over, and the most confident mistakes")
-
-
-_Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-_RepoId = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model on the hub.")]
-_Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for an answer of the hub.")
-]
+    _print(f"{output / EVALUATION}: every number with what it is over, and the most confident mistakes")
 
 
 @app.command()
 def card(
-    run: _Run,
+    run: _RunFolder,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a card.* key of the run's recipe.")
     ] = None,
 ) -> None:
     """Write a run's model card again, from its records."""
-    from simcse_st.card_records import write_card
+    from simcse_st.card import write_card
 
-    print(write_card(run, overrides or ()))
+    _print(str(write_card(run, overrides or ())))
 
 
 @app.command()
 def push(
-    run: _Run,
+    run: _RunFolder,
     repo_id: _RepoId,
     private: Annotated[bool, typer.Option("--private", help="If it is to be made: make it private.")] = False,
     revision: Annotated[
@@ -267,21 +227,13 @@ def push(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Publish a run's model and prove the published copy."""
-    from simcse_st.publishing.hub import check_names, connect
-    from simcse_st.card_records import load_run
-
-    check_names(repo_id, revision, create_pr)
-    load_run(run)
-    connect(timeout)
-    quiet_libraries()
-
     from simcse_st.publishing import push as pushing
 
-    record = pushing.push(
+    pushed = pushing.push(
         run, repo_id, private=private, revision=revision, create_pr=create_pr, dry_run=dry_run, timeout=timeout
     )
     if dry_run:
-        print_tables([pushing.files_table(record)])
+        print_tables([pushing.files_table(pushed)])
 
 
 @app.command()
@@ -301,20 +253,10 @@ def verify(
     timeout: _Timeout = 60.0,
 ) -> None:
     """Prove that a published model is the one that was measured."""
-    from simcse_st.publishing.hub import check_repo_id, connect
-    from simcse_st.card_records import load_run
-
-    check_repo_id(repo_id)
-    if run is not None:
-        load_run(run)
-    connect(timeout)
-    source = _graded(test, "test")
-    quiet_libraries()
-
     from simcse_st.publishing import verify as verifying
 
     failed = False
-    for check in verifying.verify(repo_id, revision=revision, run=run, test=source, timeout=timeout):
+    for check in verifying.verify(repo_id, revision=revision, run=run, test=test, timeout=timeout):
         print(check, flush=True)
         failed = failed or not check.passed
     if failed:
@@ -330,29 +272,25 @@ def report(
 ) -> None:
     """Put runs and models into one table."""
     from simcse_st.evaluation import report as reporting
-    from simcse_st.folder import write_json
+    from simcse_st.run import write_text
 
     record = reporting.report(places)
     table = reporting.report_table(record)
     print_tables([table])
     if output is not None:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            (output / "report.md").write_text(table.markdown(), encoding="utf-8")
-            write_json(output / "report.json", record)
-        except OSError as error:
-            raise InputError(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
+        write_text(output / "report.md", table.markdown())
+        write_text(output / record.FILE, record.to_json())
 
 
 @app.command()
 def recipes() -> None:
     """List the recipes that ship with the package."""
-    from simcse_st.recipe import shipped_recipes
+    from simcse_st.recipes import shipped_recipes
 
     listed = shipped_recipes()
     width = max(map(len, listed))
     for name, description in listed.items():
-        print(f"{name:<{width}}  {description}")
+        _print(f"{name:<{width}}  {description}")
 
 
 def _go_on_with(command: str, overwrite: bool) -> None:
@@ -361,73 +299,19 @@ def _go_on_with(command: str, overwrite: bool) -> None:
     _going_on = f"; {command}{', without --overwrite,' if overwrite else ''} goes on"
 
 
-def _load_recipe(name: str, base: str | None, data: str | None, overrides: list[str] | None) -> Recipe:
-    from simcse_st.recipe import load_recipe
-
-    # The flags are the two keys that everyone changes, and drop what the recipe says of its own base and data alone.
-    # JSON is YAML that leaves no name to be read as something else.
-    short = []
-    if base is not None:
-        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null", "card.base_model=null"]
-    if data is not None:
-        short += [f"data.train={json.dumps(data)}", "data.sample=null", "card.language=[]"]
-    own = [override.partition("=")[0].strip() for override in overrides or ()]
-    if short or any(key.startswith(("model.base", "data.train")) for key in own):
-        short.append("card.license=null")  # which is about the recipe's own base and data
-    return load_recipe(name, [*short, *(overrides or ())])
-
-
-def _check_places(recipe: Recipe) -> None:
-    """Makes sure that the files and folders which a recipe names are there.
-
-    Raises:
-        InputError: One is not.
-    """
-    from simcse_st.places import encoder_path, resolve
-    from simcse_st.data.preparing import source_of
-
-    encoder_path(resolve(recipe.model.base))
-    for split, reference in (("train", recipe.data.train), ("validation", recipe.data.dev), ("test", recipe.data.test)):
-        _check_there(source_of(reference, split))
-
-
-def _graded(place: str | None, split: str) -> Source | None:
-    """The graded pairs that an option names."""
-    if place is None:
-        return None
-    from simcse_st.data import Source
-    from simcse_st.places import resolve
-
-    source = Source(resolve(place), split=split)
-    _check_there(source)
-    return source
-
-
-def _check_there(source: Source) -> None:
-    """Makes sure that its files are there, if it is of files; a folder is looked into later.
-
-    Raises:
-        InputError: One is not.
-    """
-    from simcse_st.data.sources import is_folder
-
-    if not isinstance(source.reference, str) or not is_folder(Path(source.reference).expanduser()):
-        source.paths()
-
-
-def _numbers(seeds: str | None, overrides: list[str] | None) -> list[int]:
-    from simcse_st.recipe import check_seeds
-
-    if seeds is None:
-        return []
+def _numbers(seeds: str, overrides: list[str] | None) -> list[int]:
+    """The seeds of ``--seeds``."""
     if twice := [override for override in overrides or () if override.partition("=")[0].strip() == "seed"]:
         raise InputError(f"--set {twice[0]}: the seeds of these runs are --seeds {seeds}")
     try:
-        numbers = [int(seed) for seed in seeds.split(",")]
+        return [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds {seeds}: give whole numbers with commas between them, e.g. 42,43,44") from None
-    check_seeds(numbers)
-    return numbers
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # a reader that has seen enough does not make the command a failure
+        print(text, flush=True)
 
 
 def main() -> None:
@@ -472,21 +356,3 @@ def _fail(error: Exception, code: int) -> int:
     message = getattr(error, "format_message", error.__str__)()
     print(without_token(f"simcse-st: {' '.join(message.split())}"), file=sys.stderr)
     return code
-
-
-def _print_result(result: TrainResult) -> None:
-    from simcse_st.evaluation.tables import run_table
-
-    print_tables([run_table(result.results)])
-    if not first_process():
-        return
-    scores, seen = result.results, result.results["batches"]
-    masked = f", {seen['masked_cells']:,} cells masked" if seen["masked_cells"] else ""
-    with contextlib.suppress(BrokenPipeError):
-        print(
-            f"{scores['train_seconds']:.0f} s of training, {scores['sentences_per_second']:.0f} sentences/s\n"
-            f"an anchor saw {seen['mean_negatives']:.1f} negatives on average, "
-            f"{seen['fewest_negatives']} to {seen['most_negatives']}{masked}\n"
-            f"model: {result.folder / 'model'}"
-        )
-        sys.stdout.flush()

@@ -14,7 +14,6 @@ from typing import Any
 from tqdm.auto import tqdm
 
 
-
 def set_environment() -> None:
     """Sets what libraries read as they are imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a warning for every forked worker
@@ -45,6 +44,17 @@ def quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+def quiet_bars() -> None:
+    """Has transformers draw no bar for each file that it reads or writes, where this program has the terminal.
+
+    To be called as a model is about to be loaded: by itself it would import transformers, which takes a second.
+    """
+    if any(isinstance(handler, _Lines) for handler in logging.getLogger("simcse_st").handlers):
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
 
 
 def _is_no_inventory(record: logging.LogRecord) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import huggingface_hub  # which imports its parts as they are used
 
+from simcse_st.console import quiet_bars
 from simcse_st.data.sources import resolve
 from simcse_st.errors import InputError, nearest, one_line
 from simcse_st.recipe import ModelSection, checked
@@ -222,6 +223,7 @@ def build_model(base: str | Path | ModelSection, *, device: str | None = None, *
         >>> build_model("bert-base-uncased", pooling="cls", head="keep")
     """
     section = base if isinstance(base, ModelSection) else checked(ModelSection, base=str(base), **settings)
+    quiet_bars()
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, WeightedLayerPooling
@@ -254,6 +256,7 @@ def load_model(found: Located, pooling: str | None = None, device: str | None = 
         device: Where to put it.
     """
     check_pooling(found, pooling)
+    quiet_bars()
     try:
         if found.own_pooling or found.is_bare:
             return build_model(found.folder, pooling=found.own_pooling or pooling, device=device)

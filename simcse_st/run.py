@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from simcse_st.console import first_process
+from simcse_st.console import first_process, quiet_bars
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe
@@ -158,6 +158,7 @@ class Run:
 
     def load_model(self, device: str | None = None) -> SentenceTransformer:
         """Loads the kept model, by stock Sentence Transformers."""
+        quiet_bars()
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(str(self.model_path), device=device, local_files_only=True)

@@ -9,24 +9,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.hf_api import RepoFile
-from sentence_transformers import SentenceTransformer
 
-from simcse_st.card import CARD, read_proof
-from simcse_st.data import GradedPairs, load_graded_pairs
-from simcse_st.errors import InputError, RunError
-from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
+from simcse_st.data.sources import resolve
+from simcse_st.data.sts import GradedPairs, load_graded_pairs
+from simcse_st.errors import InputError, RunError, one_line
+from simcse_st.evaluation.records import Evaluation
 from simcse_st.models import weights_sha256
-from simcse_st.places import resolve
-from simcse_st.data.preparing import source_of
-from simcse_st.card_records import Run
-from simcse_st.evaluation.scoring import score_model
-from simcse_st.publishing.verify import TOLERANCE
+from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
+from simcse_st.publishing.verify import TOLERANCE, read_proof
+from simcse_st.records import SPLITS, Record
+from simcse_st.run import CARD, Run
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
 
 logger = logging.getLogger(__name__)
 
@@ -55,34 +55,18 @@ class Target:
 
 
 def check_folder(run: Run, card: str) -> dict[str, LocalFile]:
-    """The files that are published: the model's, as its run left them, and the card.
-
-    Raises:
-        InputError: The card lacks what a published one needs, the folder holds other files, or one has changed.
-    """
+    """The files that are published: the model's, as its run left them, and the card."""
     if not run.recipe.card.license:
         raise InputError(
             f"card.license is not set, and a model without a licence may be used by nobody: choose one, e.g. "
             f"simcse-st card {run.folder} --set card.license=apache-2.0"
         )
-    wanted = run.results.get("files")
-    if not isinstance(wanted, dict) or not wanted:
-        raise InputError(f"{run.folder / 'results.json'} has no 'files', the checksums of the model: train it again")
-    found = {path.relative_to(run.model).as_posix(): path for path in sorted(run.model.rglob("*")) if not path.is_dir()}
-    other = sorted(found.keys() - wanted.keys() - {CARD})
-    if other:
-        raise InputError(f"{run.model}: {', '.join(other)}: not of the model that was measured: move it elsewhere")
-    missing = sorted(wanted.keys() - found.keys())
-    if missing:
-        raise InputError(f"{run.model}: {', '.join(missing)}: not there any more: train it again")
-    files = {name: local_file(found[name]) for name in wanted}
-    for name, file in files.items():
-        if file.sha256 != wanted[name]:
-            raise InputError(f"{run.model / name} has changed since it was measured (SHA-256 {file.sha256})")
+    paths = run.check_model_files()
+    for name, path in paths.items():
         if name.endswith(".json"):
-            _check_private(run, str(run.model / name), found[name].read_text("utf-8"))
+            _check_private(run, str(path), path.read_text("utf-8"))
     _check_private(run, "the card", card)
-    return {**files, CARD: local_file(card.encode())}
+    return {**{name: local_file(path) for name, path in paths.items()}, CARD: local_file(card.encode())}
 
 
 def _check_private(run: Run, where: str, text: str) -> None:
@@ -115,16 +99,11 @@ def check_metadata(card: str) -> None:
     except ValueError as error:
         if status_of(error) not in (None, 400) or isinstance(error, json.JSONDecodeError):
             raise
-        raise InputError(f"the hub does not accept the card's metadata: {' '.join(str(error).split())}") from error
+        raise InputError(f"the hub does not accept the card's metadata: {one_line(error)}") from error
 
 
 def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr: bool) -> Target:
-    """Finds the repository, and whether this token may change it.
-
-    Raises:
-        InputError: There is no token, or the repository is public and must be private.
-        RunError: The token has no right to it.
-    """
+    """Finds the repository, and whether this token may change it."""
     if not get_token():
         raise InputError("no token: log in with `hf auth login`, or set HF_TOKEN to one with write permission")
     account = patiently(api.whoami)
@@ -171,11 +150,7 @@ def _check_may_create(account: Mapping[str, Any], repo_id: str) -> None:
 
 
 def check_others(api: HfApi, target: Target, files: Mapping[str, LocalFile]) -> list[str]:
-    """The other files of the repository: harmless ones, and those of an earlier model, which go.
-
-    Raises:
-        InputError: It holds files that are neither.
-    """
+    """The other files of the repository: harmless ones, and those of an earlier model, which go."""
     others = sorted(target.files.keys() - files.keys())
     unknown = [name for name in others if not HARMLESS.fullmatch(name)]
     if unknown:
@@ -202,19 +177,15 @@ def _files_by_its_card(api: HfApi, target: Target) -> set[str]:
 
 
 def load_pairs(run: Run) -> dict[str, GradedPairs]:
-    """The run's dev and test pairs.
-
-    Raises:
-        InputError: They are out of reach, or have changed since.
-    """
+    """The run's dev and test pairs, which must be those that it was measured on."""
     pairs = {}
-    for split, default in (("dev", "validation"), ("test", "test")):
-        pairs[split] = load_graded_pairs(source_of(getattr(run.recipe.data, split), default))
-        if pairs[split].facts["pairs_sha256"] != run.manifest[split]["pairs_sha256"]:
+    for split, of_hub in zip(SPLITS, ("validation", "test"), strict=True):
+        pairs[split] = load_graded_pairs(getattr(run.recipe.data, split), of_hub, run.recipe.data.quotes)
+        if pairs[split].facts.pairs_sha256 != run.manifest.graded(split).pairs_sha256:
             raise InputError(
                 f"data.{split}: these {len(pairs[split]):,} pairs are not those that the run was measured on"
             )
-    return pairs
+    return {**pairs}
 
 
 def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
@@ -223,23 +194,29 @@ def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
     Raises:
         RunError: It is not the model of the records.
     """
+    from simcse_st.evaluation.evaluators import score_model
+
     try:
-        model = SentenceTransformer(str(run.model), local_files_only=True)
+        model = run.load_model()
     except Exception as error:  # of many classes, all about what stands in the folder
-        raise RunError(f"{run.model} does not load: {' '.join(str(error).split())}") from error
-    recorded = {split: run.results[split] for split in pairs}
-    if evaluation := run.evaluation:
-        recorded = {**evaluation["models"][0]["tasks"], **recorded}
-    tasks = [task for task in ("dev", "test", "geometry", "retrieval") if task in recorded]
-    found, _ = score_model(tasks, pairs, model, {})
+        raise RunError(f"{run.model_path} does not load: {one_line(error)}") from error
+    recorded: dict[str, Record] = {split: run.results.split(split) for split in SPLITS}
+    if run.has(Evaluation):
+        models = run.read(Evaluation).models
+        own = next((one.tasks for one in models if one.model_sha256 == run.results.model_sha256), None)
+        known = {name: own.task(name) for name in ("geometry", "retrieval")} if own else {}
+        recorded |= {name: result for name, result in known.items() if result}
+    found, _ = score_model(list(recorded), pairs, model)
     wrong = []
-    for task in tasks:
-        for key in recorded[task].keys() & found[task].keys() - {"n", "pairs_sha256", "mean_gold"}:
-            new, old = found[task][key], recorded[task][key]
-            if isinstance(new, float) and not abs(new - old) <= TOLERANCE:
-                wrong.append(f"{task} {key} is {new:.4f}, recorded {old:.4f}")
-    if weights_sha256(model) != run.results["weights_sha256"]:
+    for task, record in recorded.items():
+        new = found.task(task)
+        for key, old in record:
+            now = getattr(new, key, None)
+            if isinstance(now, float) and isinstance(old, float) and not abs(now - old) <= TOLERANCE:
+                wrong.append(f"{task} {key} is {now:.4f}, recorded {old:.4f}")
+    if weights_sha256(model) != run.results.weights_sha256:
         wrong.insert(0, "its weights are others")
     if wrong:
-        raise RunError(f"{run.model} is not the model that its records are about: {wrong[0]}: not published")
-    logger.info("model    loads, and scores as recorded: test %.4f", found["test"]["spearman"])
+        raise RunError(f"{run.model_path} is not the model that its records are about: {wrong[0]}: not published")
+    assert found.test
+    logger.info("model    loads, and scores as recorded: test %.4f", found.test.spearman)

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-from simcse_st.card import CARD
-from simcse_st.errors import InputError, RunError
-from simcse_st.folder import check_writable, write_json, write_text
+from simcse_st.card import compose_card
+from simcse_st.console import Table
+from simcse_st.errors import RunError
 from simcse_st.publishing.hub import (
     HARMLESS,
     RETRIES,
@@ -39,16 +39,31 @@ from simcse_st.publishing.preflight import (
     load_pairs,
     look,
 )
-from simcse_st.card_records import PUSHED, Run, compose_card, load_run, read_pushes
-from simcse_st.evaluation.tables import Table
+from simcse_st.records import SPLITS, Push, PushedFile, Pushes
+from simcse_st.run import CARD, Run, locked, open_run, write_text
 
 logger = logging.getLogger(__name__)
 
 _NEWEST = 20  # pull requests, of which one may be this push
 
 
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did, or in a dry run would do.
+
+    Attributes:
+        record: What ``push.json`` says; in a dry run without a commit.
+        changed: The files that were sent.
+        deleted: The files that were taken away.
+    """
+
+    record: Push
+    changed: list[str]
+    deleted: list[str]
+
+
 def push(
-    run_folder: str | Path,
+    run: Run | str | Path,
     repo_id: str,
     *,
     private: bool = False,
@@ -57,7 +72,7 @@ def push(
     dry_run: bool = False,
     verify: bool = True,
     timeout: float = TIMEOUT,
-) -> dict[str, Any]:
+) -> Pushed:
     """Publishes the model of a finished run with its card, as one commit, and has the published copy verified.
 
     Everything is checked before the first byte is sent: the run and its card, the token and its rights, that the model
@@ -65,7 +80,7 @@ def push(
     same call again sends what has changed, or finishes what was interrupted.
 
     Args:
-        run_folder: The run.
+        run: The run, or its folder.
         repo_id: ``OWNER/NAME``; made if it is not there.
         private: Make it so that only its owners see it.
         revision: The branch to commit to, by default ``main``; made if it is not there.
@@ -74,22 +89,27 @@ def push(
         verify: Whether to verify the published copy, in a process of its own.
         timeout: Seconds to wait for the hub.
 
-    Returns:
-        The record; in a dry run what it would be, without a commit. ``changed`` names the files that were sent.
-
     Raises:
         InputError: The run or a name cannot be used. Nothing has been changed.
         RunError: The hub refuses or fails; or the published copy is not the model.
     """
     check_names(repo_id, revision, create_pr)
-    run = load_run(run_folder)
+    run = run if isinstance(run, Run) else open_run(run)
+    api = connect(timeout)
+    with locked(run.folder):
+        pushed = _push(api, run, repo_id, private, revision or "main", create_pr, dry_run)
+    if verify and not dry_run:
+        _verify(run, pushed.record, timeout)
+    return pushed
+
+
+def _push(api: HfApi, run: Run, repo_id: str, private: bool, revision: str, create_pr: bool, dry_run: bool) -> Pushed:
     card = compose_card(run, repo_id)
     files = check_folder(run, card)
-    earlier = [] if dry_run else _earlier(run)
-    api = connect(timeout)
+    earlier = [] if dry_run else run.pushes()
     pairs = load_pairs(run)
     with in_one_line(f"{repo_id}: nothing has been pushed"):
-        target = find_target(api, repo_id, revision or "main", private, create_pr)
+        target = find_target(api, repo_id, revision, private, create_pr)
         check_metadata(card)
         others = check_others(api, target, files)
     check_model(run, pairs)
@@ -97,72 +117,47 @@ def push(
     stale = [name for name in others if not HARMLESS.fullmatch(name)]
     record = _record(run, target, files)
     if dry_run:
-        return {**record, "changed": changed, "deleted": stale}
-    _write(run.model / CARD, card)
+        return Pushed(record, changed, stale)
+    write_text(run.model_path / CARD, card)
     if changed or stale or not target.has_branch:
-        record |= _upload(api, run, target, files, changed, stale, create_pr)
+        made = _upload(api, run, target, files, changed, stale, create_pr)
     else:
         logger.info("push     nothing has changed")
-        record |= _made(api, target, str(target.head), None)
-    place = (record["repo"], record["revision"])
-    record["earlier"] = [push for push in earlier if (push["repo"], push["revision"]) != place]
+        made = _made(api, target, str(target.head), None)
+    record = record.model_copy(update=made)
+    kept = [push for push in earlier if (push.repo, push.revision) != (record.repo, record.revision)]
     try:
-        write_json(run.folder / PUSHED, record)
-    except OSError as error:
+        run.write(Pushes(**dict(record), earlier=[Push(**push.model_dump(exclude={"earlier"})) for push in kept]))
+    except RunError as error:
         raise RunError(
-            f"{repo_id}: commit {record['commit']} is published, but {run.folder / PUSHED} cannot be written "
-            f"({error.strerror}): make it writable, and push again"
+            f"{repo_id}: commit {record.commit} is published, but {error}: make it writable, and push again"
         ) from error
-    if verify:
-        _verify(run, record, timeout)
-    return {**record, "changed": changed, "deleted": stale}
+    return Pushed(record, changed, stale)
 
 
-def _earlier(run: Run) -> list[dict[str, Any]]:
-    """What was pushed of the run before.
-
-    Raises:
-        InputError: The record is damaged, or the next one could not be written.
-    """
-    try:
-        check_writable(run.folder)
-    except OSError as error:
-        raise InputError(f"{run.folder}: {PUSHED} could not be written there: {error.strerror}") from None
-    return read_pushes(run.folder)
-
-
-def files_table(record: Mapping[str, Any]) -> Table:
+def files_table(pushed: Pushed) -> Table:
     """What a push sends, file by file."""
+    record = pushed.record
     rows = [
-        [name, f"{file['size']:,}", "send" if name in record["changed"] else "is there", file["sha256"]]
-        for name, file in record["files"].items()
+        [name, f"{file.size:,}", "send" if name in pushed.changed else "is there", file.sha256]
+        for name, file in record.files.items()
     ]
-    rows += [[name, "", "delete", ""] for name in record["deleted"]]
-    total = sum(record["files"][name]["size"] for name in record["changed"])
-    title = f"{record['repo']}, {record['revision']}: {len(record['changed'])} files, {total / 1e6:.1f} MB to send"
+    rows += [[name, "", "delete", ""] for name in pushed.deleted]
+    total = sum(record.files[name].size for name in pushed.changed)
+    title = f"{record.repo}, {record.revision}: {len(pushed.changed)} files, {total / 1e6:.1f} MB to send"
     return Table(title, ["", "bytes", "", "SHA-256"], rows)
 
 
-def _record(run: Run, target: Target, files: Mapping[str, LocalFile]) -> dict[str, Any]:
-    return {
-        "repo": target.repo_id,
-        "revision": target.branch,
-        "private": target.private,
-        "commit": None,
-        "url": None,
-        "pull_request": None,
-        "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in sorted(files.items())},
-        "stack": " -> ".join(run.results["modules"]),
-        "weights_sha256": run.results["weights_sha256"],
-        "scores": {split: run.results[split]["spearman"] for split in ("dev", "test")},
-    }
-
-
-def _write(card: Path, text: str) -> None:
-    try:
-        write_text(card, text)
-    except OSError as error:
-        raise RunError(f"{card}: cannot be written: {error.strerror}") from error
+def _record(run: Run, target: Target, files: Mapping[str, LocalFile]) -> Push:
+    return Push(
+        repo=target.repo_id,
+        revision=target.branch,
+        private=target.private,
+        files={name: PushedFile(size=file.size, sha256=file.sha256) for name, file in sorted(files.items())},
+        stack=run.results.stack,
+        weights_sha256=run.results.weights_sha256,
+        scores={split: run.results.split(split).spearman for split in SPLITS},
+    )
 
 
 def _upload(
@@ -173,7 +168,7 @@ def _upload(
     changed: list[str],
     stale: list[str],
     create_pr: bool,
-) -> dict[str, Any]:
+) -> dict[str, str | int | None]:
     """Sends what has changed, as one commit."""
     with in_one_line(f"{target.repo_id}: nothing has been published"):
         if not target.exists:
@@ -183,7 +178,7 @@ def _upload(
             patiently(api.create_branch, target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
         if not changed and not stale:
             return _made(api, target, str(target.head), None)
-        additions = [CommitOperationAdd(name, run.model / name) for name in changed]
+        additions = [CommitOperationAdd(name, run.model_path / name) for name in changed]
         # The large files first: without a commit they are not to be seen, and what has come need not be sent again.
         api.preupload_lfs_files(
             target.repo_id, additions, revision=target.branch, create_pr=create_pr, free_memory=False
@@ -208,8 +203,8 @@ def _create(api: HfApi, target: Target) -> None:
 
 
 def _title(run: Run) -> str:
-    dev, test = (run.results[split]["spearman"] for split in ("dev", "test"))
-    return f"{run.recipe.name}: dev {dev:.2f}, test {test:.2f} (simcse-st {run.environment['packages']['simcse-st']})"
+    dev, test = (run.results.split(split).spearman for split in SPLITS)
+    return f"{run.recipe.name}: dev {dev:.2f}, test {test:.2f} (simcse-st {run.environment.packages['simcse-st']})"
 
 
 def _commit(
@@ -219,7 +214,7 @@ def _commit(
     operations: list[CommitOperationAdd | CommitOperationDelete],
     title: str,
     create_pr: bool,
-) -> dict[str, Any]:
+) -> dict[str, str | int | None]:
     """Makes the commit, once.
 
     A call that fails may have made it all the same, when only its answer was lost. So it names its parent, which keeps
@@ -249,7 +244,9 @@ def _commit(
     raise AssertionError  # the last try returned or raised
 
 
-def _find_commit(api: HfApi, target: Target, files: Mapping[str, LocalFile], create_pr: bool) -> dict[str, Any] | None:
+def _find_commit(
+    api: HfApi, target: Target, files: Mapping[str, LocalFile], create_pr: bool
+) -> dict[str, str | int | None] | None:
     """The commit, if it was made.
 
     Raises:
@@ -282,7 +279,7 @@ def _holds(api: HfApi, target: Target, commit: str, files: Mapping[str, LocalFil
     return all(file.is_at(there.get(name)) for name, file in files.items())
 
 
-def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> dict[str, Any]:
+def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> dict[str, str | int | None]:
     url = f"{api.endpoint}/{target.repo_id}"
     place = f"{url}/discussions/{pull_request}" if pull_request else f"{url}/commit/{commit}"
     logger.info("push     %s", place)
@@ -290,14 +287,14 @@ def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> 
     return {"commit": commit, "url": place, "pull_request": pull_request, **of_request}
 
 
-def _verify(run: Run, record: Mapping[str, Any], timeout: float) -> None:
+def _verify(run: Run, record: Push, timeout: float) -> None:
     """Verifies the published copy as anyone would: in a process of its own, from nothing that is on this disk."""
     command = [
-        *(sys.executable, "-m", "simcse_st", "verify", record["repo"], "--revision", record["commit"]),
+        *(sys.executable, "-m", "simcse_st", "verify", record.repo, "--revision", str(record.commit)),
         *("--run", str(run.folder), "--timeout", str(timeout)),
     ]
     if subprocess.run(command, check=False).returncode:
         raise RunError(
-            f"{record['repo']}: commit {record['commit']} is published, but not proven to be the model: see above, and "
-            f"verify it again by simcse-st verify {record['repo']} --revision {record['revision']} --run {run.folder}"
+            f"{record.repo}: commit {record.commit} is published, but not proven to be the model: see above, and "
+            f"verify it again by simcse-st verify {record.repo} --revision {record.revision} --run {run.folder}"
         )

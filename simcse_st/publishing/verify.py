@@ -9,16 +9,17 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import huggingface_hub  # which imports its parts as they are used
 import yaml
-from huggingface_hub import EvalResult, ModelCard, snapshot_download
-from sentence_transformers import SentenceTransformer
 
-from simcse_st.card import CARD, PROOF, read_proof
-from simcse_st.data import GradedPairs, Source, load_graded_pairs
-from simcse_st.errors import InputError
+from simcse_st.card import PROOF
+from simcse_st.console import quiet_bars
+from simcse_st.data.sources import PACKAGE_SCHEME
+from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
+from simcse_st.errors import InputError, one_line
+from simcse_st.models import check_encoder, describe_model, weights_sha256
 from simcse_st.publishing.hub import (
     HARMLESS,
     TIMEOUT,
@@ -30,12 +31,13 @@ from simcse_st.publishing.hub import (
     patiently,
     remote_files,
 )
-from simcse_st.loading import describe_model
-from simcse_st.models import check_encoder, weights_sha256
-from simcse_st.places import PACKAGE_SCHEME, resolve
-from simcse_st.data.preparing import source_of
-from simcse_st.card_records import PUSHED, load_run, read_pushes
-from simcse_st.evaluation.scoring import score_model
+from simcse_st.recipe import HubDataset, Reference
+from simcse_st.records import Push, Pushes
+from simcse_st.run import CARD, Run, open_run
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+    from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 
@@ -74,20 +76,12 @@ class Stated:
     test: EvalResult
 
 
-@dataclass(frozen=True)
-class Push:
-    """A record of a push, and the run folder that holds it."""
-
-    run: Path
-    record: dict[str, Any]
-
-
 def verify(
     repo_id: str,
     *,
     revision: str | None = None,
     run: str | Path | None = None,
-    test: Source | None = None,
+    test: Reference | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[Check]:
     """Fetches a published model anew and compares it with the hub's checksums, with its card and with the run.
@@ -103,28 +97,37 @@ def verify(
 
     Yields:
         What was found, one after the other. Where one fails that others build on, it is the last.
-
-    Raises:
-        InputError: The name or the run cannot be used, or nothing says where the test pairs are.
-        RunError: The hub does not give the model.
     """
     check_repo_id(repo_id)
     api = connect(timeout)
-    pairs = load_graded_pairs(test) if test else None  # what cannot be read is known before anything is fetched
-    pushes = _pushes_to(repo_id, run)
-    here = [push for push in pushes if push.record["revision"] == (revision or "main")]
+    pushes = _pushes_to(repo_id, open_run(run) if run is not None else None)
+    if test is not None:
+        check_graded_pairs(test, "test")
+    return _verify(repo_id, api, revision, pushes, test)
+
+
+def _verify(
+    repo_id: str,
+    api: huggingface_hub.HfApi,
+    revision: str | None,
+    pushes: list[tuple[Run, Push]],
+    test: Reference | None,
+) -> Iterator[Check]:
+    pairs = load_graded_pairs(test) if test is not None else None  # what cannot be read is known before all is fetched
+    here = [(run, push) for run, push in pushes if push.revision == (revision or "main")]
     if not here and not revision:
         here = pushes[:1]
     if here and not revision:
-        revision = here[0].record["revision"]
+        revision = here[0][1].revision
     with in_one_line(f"{repo_id} cannot be found"):
         commit = str(patiently(api.model_info, repo_id, revision=revision).sha)
-    pushed = next((push for push in pushes if push.record["commit"] == commit), None)
+    run, pushed = next(((run, push) for run, push in pushes if push.commit == commit), (None, None))
     if here and not pushed:
-        told = f"{commit}, but pushed was {here[0].record['commit']}, from {here[0].run}: has someone pushed since?"
+        of_run, push = here[0]
+        told = f"{commit}, but pushed was {push.commit}, from {of_run.folder}: has someone pushed since?"
         yield Check("commit", False, told)
         return
-    told = f"pushed from {pushed.run}" if pushed else f"no {PUSHED} of it is here (--run names a run folder)"
+    told = f"pushed from {run.folder}" if run else f"no {Pushes.FILE} of it is here (--run names a run folder)"
     yield Check("commit", True, f"{commit}, {told}")
     with tempfile.TemporaryDirectory(prefix="simcse-st-") as empty:
         os.environ["HF_XET_CACHE"] = f"{empty}/xet"  # read by hf_xet at its first download
@@ -132,42 +135,52 @@ def verify(
             remote = remote_files(api, repo_id, commit)
             copy = _fetch(repo_id, commit, f"{empty}/hub")
         stated = _read_card(copy / CARD)
-        yield (files := _check_files(copy, remote, stated, pushed.record if pushed else None))
+        yield (files := _check_files(copy, remote, stated, pushed))
         if files.passed:
-            yield from _check_model(copy, stated, pushed, pairs)
+            yield from _check_model(copy, stated, run, pushed, pairs)
 
 
-def _pushes_to(repo_id: str, run: str | Path | None) -> list[Push]:
-    """The records of pushes to this repository.
-
-    Raises:
-        InputError: The run that is named has none, or a damaged one.
-    """
+def _pushes_to(repo_id: str, run: Run | None) -> list[tuple[Run, Push]]:
+    """The pushes to this repository that a run knows of, or all in ``runs``."""
     if run:
-        found = [Push(Path(run), record) for record in read_pushes(Path(run)) if record["repo"] == repo_id]
+        found = [(run, push) for push in run.pushes() if push.repo == repo_id]
         if not found:
-            raise InputError(f"{Path(run) / PUSHED} knows of no push to {repo_id!r}")
+            raise InputError(f"{run.folder / Pushes.FILE} knows of no push to {repo_id!r}")
         return found
     found = []
-    for path in sorted(path for depth in range(1, 4) for path in Path("runs").glob("*/" * depth + PUSHED)):
+    for path in sorted(path for depth in range(1, 4) for path in Path("runs").glob("*/" * depth + Pushes.FILE)):
         try:
-            found += [Push(path.parent, record) for record in read_pushes(path.parent) if record["repo"] == repo_id]
+            found += [(Run(path.parent), push) for push in Run(path.parent).pushes() if push.repo == repo_id]
         except InputError as error:
-            logger.warning("odd      %s", error)
+            logger.warning("verify   %s", error)
     return found
+
+
+def read_proof(data: Any) -> dict[str, Any] | None:  # of YAML that anyone may have written
+    """What a card's metadata say of the model beside its scores, if they are of this package.
+
+    Args:
+        data: The metadata.
+
+    Returns:
+        ``stack``, ``weights_sha256`` and ``files``, the SHA-256 of each by its path.
+    """
+    proof = data.get(PROOF)
+    complete = isinstance(proof, dict) and {"stack", "weights_sha256", "files"} <= proof.keys()
+    return proof if complete and isinstance(proof["files"], dict) else None
 
 
 def _fetch(repo_id: str, commit: str, cache: str) -> Path:
     try:
-        return Path(snapshot_download(repo_id, revision=commit, cache_dir=cache))
+        return Path(huggingface_hub.snapshot_download(repo_id, revision=commit, cache_dir=cache))
     except Exception as error:
         if not is_passing(error):
             raise
         # Once: most of it the hub's client has tried several times, but not a connection that broke within a file.
-        return Path(snapshot_download(repo_id, revision=commit, cache_dir=cache))
+        return Path(huggingface_hub.snapshot_download(repo_id, revision=commit, cache_dir=cache))
 
 
-def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, pushed: dict[str, Any] | None) -> Check:
+def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, pushed: Push | None) -> Check:
     """Whether what was fetched is what the hub says it has, what the card says, and what was pushed."""
     local = {path.relative_to(copy).as_posix(): local_file(path) for path in sorted(copy.rglob("*")) if path.is_file()}
     wrong = [f"{name} did not come" for name in remote.keys() - local.keys()]
@@ -177,8 +190,8 @@ def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, push
             wrong.append(f"{name} has {file.size:,} bytes here, {there.size:,} on the hub")
         elif not file.is_at(there):
             wrong.append(f"{name} is not what the hub's checksum says: damaged on its way, so verify again")
-    by_push = {name: entry["sha256"] for name, entry in pushed["files"].items()} if pushed else None
-    for source, said in ((PUSHED, by_push), ("the card", stated.files if stated else None)):
+    by_push = {name: entry.sha256 for name, entry in pushed.files.items()} if pushed else None
+    for source, said in ((Pushes.FILE, by_push), ("the card", stated.files if stated else None)):
         if said is not None:
             wrong += [f"{name} is missing, which {source} names" for name in said.keys() - local.keys()]
             changed = [name for name, file in local.items() if file.sha256 != said.get(name, file.sha256)]
@@ -186,29 +199,32 @@ def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, push
             others = [name for name in local.keys() - said.keys() if name != CARD and not HARMLESS.fullmatch(name)]
             wrong += [f"{name} is none of those that {source} names" for name in others]
     size = sum(file.size for file in local.values()) / 1e6
-    also = "".join(f", {source}'s" for source, known in (("the card", stated), (PUSHED, pushed)) if known)
+    also = "".join(f", {source}'s" for source, known in (("the card", stated), (Pushes.FILE, pushed)) if known)
     right = f"{len(local)} files, {size:.1f} MB: sizes and checksums are the hub's{also}"
     return Check("files", not wrong, "; ".join(dict.fromkeys(sorted(wrong))) or right)
 
 
-def _check_model(copy: Path, stated: Stated | None, pushed: Push | None, pairs: GradedPairs | None) -> Iterator[Check]:
+def _check_model(
+    copy: Path, stated: Stated | None, run: Run | None, pushed: Push | None, pairs: GradedPairs | None
+) -> Iterator[Check]:
     """What the card says, what loads, and what it scores."""
+    import torch
+
     if stated is None:
         yield Check("card", False, f"{CARD} states no test score, or no stack, weights_sha256 and files under {PROOF}")
         return
-    said = {"stack": stated.stack, "weights_sha256": stated.weights_sha256, "score": stated.score}
     finding = f"test {stated.score:.4f} on {stated.test.dataset_name}"
     if pushed:
-        record = pushed.record
-        recorded = {**{key: record[key] for key in ("stack", "weights_sha256")}, "score": record["scores"]["test"]}
-        yield Check("card", said == recorded, f"{finding}, {'' if said == recorded else 'not '}as in {PUSHED}")
+        said = (stated.stack, stated.weights_sha256, stated.score)
+        same = said == (pushed.stack, pushed.weights_sha256, pushed.scores["test"])
+        yield Check("card", same, f"{finding}, {'' if same else 'not '}as in {Pushes.FILE}")
     else:
         yield Check("card", True, finding)
     model, problem = _load(copy)
     if model is None:
         yield Check("stack", False, problem)
         return
-    stack = " -> ".join(describe_model(model)["modules"])
+    stack = " -> ".join(describe_model(model).modules)
     vectors = model.encode(["A man is eating pasta.", "Someone is having a meal."], convert_to_tensor=True)
     unit = bool((torch.linalg.vector_norm(vectors.float(), dim=1) - 1).abs().max() < 1e-5)
     same = "as in the card" if stack == stated.stack else f"in the card {stated.stack}"
@@ -216,13 +232,13 @@ def _check_model(copy: Path, stated: Stated | None, pushed: Push | None, pairs: 
     sha256 = weights_sha256(model)
     same = "as in the card" if sha256 == stated.weights_sha256 else f"in the card {stated.weights_sha256}"
     yield Check("weights", sha256 == stated.weights_sha256, f"SHA-256 {sha256}, {same}")
-    yield _check_score(stated, model, pushed.run if pushed else None, pairs)
+    yield _check_score(stated, model, run, pairs)
 
 
 def _read_card(path: Path) -> Stated | None:
     """What a card's metadata say, if they say all of it."""
     try:
-        data = ModelCard(path.read_text("utf-8")).data
+        data = huggingface_hub.ModelCard(path.read_text("utf-8")).data
         proof, test = read_proof(data) or {}, next(filter(_is_test, data["eval_results"]))
         files = {str(name): str(sha256) for name, sha256 in proof["files"].items()}
         return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, float(test.metric_value), test)
@@ -242,17 +258,20 @@ def _load(copy: Path) -> tuple[SentenceTransformer | None, str]:
     foreign = [name for name in classes if not name.startswith("sentence_transformers.")]
     if foreign:
         return None, f"{foreign[0]} is no module of Sentence Transformers: it would need further code"
+    quiet_bars()
+    from sentence_transformers import SentenceTransformer
+
     try:
         model = SentenceTransformer(str(copy), local_files_only=True)
         check_encoder(model, copy)
     except Exception as error:  # of many classes, all about what stands in the folder
-        return None, f"it does not load: {' '.join(str(error).split())}"
+        return None, f"it does not load: {one_line(error)}"
     return model, ""
 
 
-def _check_score(stated: Stated, model: SentenceTransformer, run: Path | None, pairs: GradedPairs | None) -> Check:
-    pairs = pairs or load_graded_pairs(_source_of(stated.test, run))
-    found, wanted = pairs.facts["pairs_sha256"], (stated.test.dataset_args or {}).get("pairs_sha256")
+def _check_score(stated: Stated, model: SentenceTransformer, run: Run | None, pairs: GradedPairs | None) -> Check:
+    pairs = pairs or load_graded_pairs(_place_of(stated.test, run))
+    found, wanted = pairs.facts.pairs_sha256, (stated.test.dataset_args or {}).get("pairs_sha256")
     if found != wanted:
         return Check("score", False, f"these {len(pairs):,} pairs (SHA-256 {found}) are not the card's ({wanted})")
     score = spearman(model, pairs)
@@ -265,19 +284,27 @@ def _is_test(result: EvalResult) -> bool:
     return result.metric_type == "spearman_cosine" and (result.dataset_args or {}).get("role") == "test"
 
 
-def _source_of(stated: EvalResult, run: Path | None) -> Source:
+def _place_of(stated: EvalResult, run: Run | None) -> Reference:
     """Where the test pairs are: as the run's recipe says, or the card."""
-    packaged = (stated.dataset_args or {}).get("source", "")
-    if str(packaged).startswith(PACKAGE_SCHEME):
-        return Source(resolve(packaged))
+    packaged = str((stated.dataset_args or {}).get("source", ""))
+    if packaged.startswith(PACKAGE_SCHEME):
+        return packaged
     if run:
-        return source_of(load_run(run).recipe.data.test, "test")
+        return run.recipe.data.test
     if "/" in stated.dataset_type:
-        return Source(stated.dataset_type, stated.dataset_config, stated.dataset_split, stated.dataset_revision)
+        return HubDataset(
+            dataset=stated.dataset_type,
+            config=stated.dataset_config,
+            split=stated.dataset_split,
+            revision=stated.dataset_revision,
+        )
     raise InputError(f"the card's test score is on {stated.dataset_name}: say where these pairs are, by --test")
 
 
 def spearman(model: SentenceTransformer, pairs: GradedPairs) -> float:
     """Spearman x100 of a model on graded pairs, as a run's test score is taken."""
-    results, _ = score_model(["test"], {"test": pairs}, model, {})
-    return float(results["test"]["spearman"])
+    from simcse_st.evaluation.evaluators import score_model
+
+    results, _ = score_model(["test"], {"test": pairs}, model)
+    assert results.test
+    return results.test.spearman
