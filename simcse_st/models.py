@@ -129,8 +129,7 @@ def check_poolings(found: Sequence[Located | None], pooling: str | None) -> None
 
 
 def check_pooling(found: Located, pooling: str | None) -> None:
-    """Makes sure that something says how to read a model.
-    """
+    """Makes sure that something says how to read a model."""
     if found.is_bare and not pooling:
         raise InputError(
             f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "

@@ -305,7 +305,9 @@ class Recipe(Section):
                     f"{keys}: data.kind=sentences trains on distinct single sentences, so this would do nothing"
                 )
         elif self.model.shared_dropout_mask:
-            raise ValueError("model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences")
+            raise ValueError(
+                "model.shared_dropout_mask is about two views of one sentence: it needs data.kind=sentences"
+            )
         return self
 
     def to_yaml(self) -> str:

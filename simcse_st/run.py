@@ -264,7 +264,8 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: not a record of this command: {f'{place}: ' if place else ''}{first['msg']}") from None
+        what = f"{place}: {first['msg']}" if place else first["msg"]
+        raise InputError(f"{path}: not a record of this command: {what}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as a record: {one_line(error)}") from None
 

@@ -85,8 +85,7 @@ def is_sentence(value: Any) -> TypeGuard[str]:
 
 
 def sentence(row: Row, column: str, value: Any) -> str:
-    """A value of a row that must be a sentence.
-    """
+    """A value of a row that must be a sentence."""
     if not is_sentence(value):
         what = "is missing" if value is None else f"is {excerpt(value)}"
         blank = value is None or (isinstance(value, str) and not value.strip())
@@ -139,8 +138,7 @@ def _text_rows(path: Path, name: str) -> Iterator[Row | RowError]:
 
 
 def _check_is_text(name: str, line: str) -> None:
-    """Looks for a first line that is no sentence: that of a table, or of JSON Lines.
-    """
+    """Looks for a first line that is no sentence: that of a table, or of JSON Lines."""
     if line.startswith("{") and isinstance(_json_row(name, 1, line), Row):
         raise InputError(f"{name}:1: a JSON object and no sentence: then name it .jsonl: {excerpt(line)}")
     for delimiter, suffix in (("\t", ".tsv"), (",", ".csv")):
@@ -343,8 +341,7 @@ def read_lines(path: Path, name: str) -> Iterator[tuple[int, str | RowError]]:
 
 
 def first_line(path: Path, name: str) -> str:
-    """The first line of a text file, without its end; "" if it is empty.
-    """
+    """The first line of a text file, without its end; "" if it is empty."""
     for _, line in read_lines(path, name):
         if isinstance(line, RowError):
             raise line

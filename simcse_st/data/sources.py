@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import progress
-from simcse_st.data.files import COMPRESSED, DELIMITED, FORMATS, Quotes, Row, RowError, class_namer, file_format, read_file
+from simcse_st.data.files import (
+    COMPRESSED,
+    DELIMITED,
+    FORMATS,
+    Quotes,
+    Row,
+    RowError,
+    class_namer,
+    file_format,
+    read_file,
+)
 from simcse_st.errors import InputError, listed, one_line
 from simcse_st.recipe import HubDataset
 from simcse_st.records import InputFile, Source

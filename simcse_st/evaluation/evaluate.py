@@ -154,7 +154,8 @@ def _evaluate(
         if earlier:
             record = _with_earlier(record, earlier)
         if path:
-            write_text(path, record.to_json())  # after each: a model that fails does not cost the scores of those before it
+            # After each model: one that fails does not cost the scores of those before it.
+            write_text(path, record.to_json())
     if path and figures:
         _draw(record, found, data, dev_cosines, path.parent / "figures")
     return record

@@ -28,7 +28,6 @@ from simcse_st.evaluation.metrics import (
 )
 from simcse_st.evaluation.records import (
     GROUPS,
-    ON_DEV,
     YEARS,
     Average,
     Geometry,

@@ -20,8 +20,7 @@ _ACROSS = 3  # panels side by side
 
 
 def check_matplotlib() -> None:
-    """Makes sure that pictures can be drawn.
-    """
+    """Makes sure that pictures can be drawn."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

@@ -115,8 +115,7 @@ def cosines_of(first: Tensor, second: Tensor) -> list[float]:
 
 
 def correlations(gold: Sequence[float], cosines: Sequence[float]) -> Correlation:
-    """Spearman and Pearson correlation x100.
-    """
+    """Spearman and Pearson correlation x100."""
     if len(set(gold)) == 1:
         raise InputError("gold scores must differ for a correlation to exist")
     if max(cosines) - min(cosines) < 1e-6:  # of float32 embeddings, nothing but rounding

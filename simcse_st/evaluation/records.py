@@ -27,6 +27,7 @@ def is_stsb(split: Split, pairs: int, mean_gold: float | None) -> bool:
     size, mean = _STSB[split]
     return pairs == size and abs((mean_gold or 0.0) - mean) < 0.01
 
+
 class Correlation(Record):
     """Correlation x100 of cosine similarity with gold scores."""
 

@@ -21,11 +21,11 @@ from sentence_transformers.util.distributed import get_rank, get_world_size
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from simcse_st.training.batch import BatchCounter
-from simcse_st.training.callbacks import STSCallback
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.records import Environment, Manifest, Record
 from simcse_st.run import Run, flush, read_record, write_text
+from simcse_st.training.batch import BatchCounter
+from simcse_st.training.callbacks import STSCallback
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,9 @@ def stoppable(saver: CheckpointCallback, folder: Path) -> Iterator[None]:
         stopped = isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, _OF_WRITING)
         if stopped and get_rank() == 0:  # which drops superseded checkpoints, while the others would look at them
             last = latest_checkpoint(folder / "checkpoints")
-            where = f"step {last.record.step} of {last.record.total_steps}" if last else "the beginning: there is no checkpoint yet"
+            where = "the beginning: there is no checkpoint yet"
+            if last:
+                where = f"step {last.record.step} of {last.record.total_steps}"
             logger.warning("%s keeps what was recorded; resumed, it goes on from %s", folder, where)
         raise
 

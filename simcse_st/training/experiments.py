@@ -109,9 +109,7 @@ def ablate(
             _check_same(others, "prepared_sha256")
             runs += others
             parts[name] = _compared(name, full, others)
-        record = Ablation(
-            recipe=recipe.name, full=full, without=parts, data=_data_of(runs), packages=runs[-1].packages
-        )
+        record = Ablation(recipe=recipe.name, full=full, without=parts, data=_data_of(runs), packages=runs[-1].packages)
         _write_once(group, record)
     return record
 

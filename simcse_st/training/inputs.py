@@ -11,7 +11,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
-
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
 from simcse_st.data.sources import resolve
 from simcse_st.data.training import count_truncated

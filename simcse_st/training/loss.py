@@ -87,7 +87,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         ======================================================  ======
 
     Raises:
-        InputError: An argument has no meaning, such as ``temperature=0``, or two do not go together. It is a ValueError.
+        InputError: An argument has no meaning, such as ``temperature=0``, or two do not go together.
 
     Example:
         >>> loss = SimCSELoss(model, temperature=0.05)
