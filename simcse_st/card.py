@@ -264,7 +264,8 @@ def _citations(run: Run, recipe: Recipe) -> list[str]:
     manifest, expect = run.manifest, recipe.data.expect
     graded = {split: manifest.graded(split) for split in SPLITS}
     names = ["stsb" for split, facts in graded.items() if is_stsb(split, facts.pairs, facts.mean_gold)]
-    for source in (source for part in (manifest.train, *graded.values()) for source in part.sources):
+    inputs = [manifest.train.sources, *(facts.sources for facts in graded.values())]
+    for source in (source for sources in inputs for source in sources):
         if source.dataset:
             names += [source.dataset, *(file.file for file in source.files)]
         elif expect and expect.source == source.file:  # a file that is known, and was checked

@@ -76,13 +76,14 @@ def train(
     ] = None,
 ) -> None:
     """Train a model. Without a recipe: the quickstart, which needs no network."""
-    from simcse_st.evaluation.tables import run_table, seeds_table
     from simcse_st.recipes import load_recipe
-    from simcse_st.training import experiments
-    from simcse_st.training import train as training
 
     _go_on_with("the same command" if seeds is not None or resume else "the same command and --resume", overwrite)
     chosen = load_recipe(recipe, overrides or (), base=base, data=data)
+    from simcse_st.evaluation.tables import run_table, seeds_table  # after the recipe, whose errors come fast
+    from simcse_st.training import experiments
+    from simcse_st.training import train as training
+
     if seeds is not None:
         numbers = _numbers(seeds, overrides)
         print_tables([seeds_table(experiments.train_seeds(chosen, numbers, output, overwrite=overwrite))])

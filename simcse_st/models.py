@@ -302,7 +302,8 @@ def _describe_module(module: nn.Module) -> str:
 
 def dropout_probabilities(model: SentenceTransformer) -> dict[str, float]:
     """The dropout probabilities of a model's encoder, by their names in its configuration."""
-    return _dropouts(model[0].config) if hasattr(model[0], "auto_model") else {}
+    encoder: Any = model[0]
+    return _dropouts(encoder.config) if hasattr(encoder, "auto_model") else {}
 
 
 def _dropouts(config: PretrainedConfig) -> dict[str, float]:
@@ -325,7 +326,8 @@ def model_sha256(model: SentenceTransformer) -> str:
     These are the weights, the kinds and settings of the modules, the encoder's configuration, the tokenizer, the
     length and the prompts; not where they are, nor which release of the libraries wrote them.
     """
-    parts = [model.max_seq_length, model.prompts, model.default_prompt_name]
+    parts: list[Any] = [model.max_seq_length, model.prompts, model.default_prompt_name]
+    module: Any
     for module in model:
         parts += [type(module).__name__, getattr(module, "get_config_dict", dict)()]
         if hasattr(module, "auto_model"):

@@ -28,7 +28,8 @@ _SHOWN = 3  # errors of rows that cannot be used
 class Reader:
     """Reads the rows that can be used, once, and counts the others.
 
-    The texts of a row are premise and hypothesis; anchor, positive and hard negatives; or each text that is to be a sentence.
+    The texts of a row are premise and hypothesis; anchor, positive and hard negatives; or each text that is to be a
+    sentence.
     """
 
     def __init__(self, source: FileSource | HubSource, data: DataSection) -> None:

@@ -160,8 +160,10 @@ def _graded(
 
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[Row, Triple, str]]:
     """Each row with its three columns, and what to say of the layout."""
-    of_hub = isinstance(source, HubSource)
-    opened = [(source.rows(), None, "")] if of_hub else (_open(path, source.quotes) for path in source.paths)
+    opened: Iterable[tuple[Iterator[Row | RowError], Triple | None, str]] = [(source.rows(), None, "")]
+    if isinstance(source, FileSource):
+        quotes = source.quotes
+        opened = (_open(path, quotes) for path in source.paths)
     for rows, columns, layout in opened:
         for row in rows:
             if isinstance(row, RowError):

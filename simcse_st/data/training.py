@@ -180,7 +180,7 @@ class _Pairs:
         for premise, hypothesis in entailments:
             yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
 
-    def count(self, row: Pair) -> None:
+    def count(self, row: tuple[Any, ...]) -> None:
         """Counts a pair."""
         anchor, positive, negatives = row
         self.written += 1
@@ -238,7 +238,7 @@ class _Sentences:
                 self._seen.add(digest)
                 yield (text,)
 
-    def count(self, row: tuple[str]) -> None:
+    def count(self, row: tuple[Any, ...]) -> None:
         """Counts a text."""
         self.written += 1
 

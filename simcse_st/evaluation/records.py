@@ -55,7 +55,7 @@ class YearScores(Record):
     mean: float | None = None
     wmean: float | None = None
     """The mean of the subsets' Spearman, plain and weighted by size."""
-    subsets: dict[str, Subset] = {}
+    subsets: dict[str, Subset] = Field(default={})
     pairs_sha256: str = ""
     mean_gold: float | None = None
 

@@ -104,9 +104,10 @@ def gap_to_paper(kind: Kind | None, scores: dict[Split, float], data: dict[Split
 
 def pairs_of_run(run: Run) -> dict[Split, Pairs]:
     """What a run's scores are of."""
+    facts = {split: run.manifest.graded(split) for split in SPLITS}
     return {
-        split: Pairs(n=facts.pairs, pairs_sha256=facts.pairs_sha256, mean_gold=facts.mean_gold)
-        for split, facts in (("dev", run.manifest.dev), ("test", run.manifest.test))
+        split: Pairs(n=one.pairs, pairs_sha256=one.pairs_sha256, mean_gold=one.mean_gold)
+        for split, one in facts.items()
     }
 
 

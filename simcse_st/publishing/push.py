@@ -44,6 +44,8 @@ from simcse_st.run import CARD, Run, locked, open_run, write_text
 
 logger = logging.getLogger(__name__)
 
+Made = dict[str, str | int | None]  # the fields of a push that the hub's answer gives
+
 _NEWEST = 20  # pull requests, of which one may be this push
 
 
@@ -168,7 +170,7 @@ def _upload(
     changed: list[str],
     stale: list[str],
     create_pr: bool,
-) -> dict[str, str | int | None]:
+) -> Made:
     """Sends what has changed, as one commit."""
     with in_one_line(f"{target.repo_id}: nothing has been published"):
         if not target.exists:
@@ -214,7 +216,7 @@ def _commit(
     operations: list[CommitOperationAdd | CommitOperationDelete],
     title: str,
     create_pr: bool,
-) -> dict[str, str | int | None]:
+) -> Made:
     """Makes the commit, once.
 
     A call that fails may have made it all the same, when only its answer was lost. So it names its parent, which keeps
@@ -244,9 +246,7 @@ def _commit(
     raise AssertionError  # the last try returned or raised
 
 
-def _find_commit(
-    api: HfApi, target: Target, files: Mapping[str, LocalFile], create_pr: bool
-) -> dict[str, str | int | None] | None:
+def _find_commit(api: HfApi, target: Target, files: Mapping[str, LocalFile], create_pr: bool) -> Made | None:
     """The commit, if it was made.
 
     Raises:
@@ -279,7 +279,7 @@ def _holds(api: HfApi, target: Target, commit: str, files: Mapping[str, LocalFil
     return all(file.is_at(there.get(name)) for name, file in files.items())
 
 
-def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> dict[str, str | int | None]:
+def _made(api: HfApi, target: Target, commit: str, pull_request: int | None) -> Made:
     url = f"{api.endpoint}/{target.repo_id}"
     place = f"{url}/discussions/{pull_request}" if pull_request else f"{url}/commit/{commit}"
     logger.info("push     %s", place)

@@ -216,8 +216,8 @@ def _check_model(
     finding = f"test {stated.score:.4f} on {stated.test.dataset_name}"
     if pushed:
         said = (stated.stack, stated.weights_sha256, stated.score)
-        same = said == (pushed.stack, pushed.weights_sha256, pushed.scores["test"])
-        yield Check("card", same, f"{finding}, {'' if same else 'not '}as in {Pushes.FILE}")
+        as_pushed = said == (pushed.stack, pushed.weights_sha256, pushed.scores["test"])
+        yield Check("card", as_pushed, f"{finding}, {'' if as_pushed else 'not '}as in {Pushes.FILE}")
     else:
         yield Check("card", True, finding)
     model, problem = _load(copy)

@@ -64,9 +64,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     limit = recipe.training.max_length
     if limit > (longest := model.max_seq_length or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
-    facts = {"truncation": count_truncated(model.tokenizer, data, limit)}
-    if recipe.card.samples:
-        facts["samples"] = [list(row) for row in islice(data.rows(), _SAMPLES)]
+    samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
+    facts = {"truncation": count_truncated(model.tokenizer, data, limit), "samples": samples}
     manifest = Manifest(train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts)
     is_local = Path(resolve(recipe.model.base)).expanduser().exists()  # now: the folder may be gone when the run ends
     return Inputs(model, data, dev, test, _precision(recipe, model.device), manifest, is_local)
