@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hub import Hub
-from simcse_st.data import Source
 
 
 def hub_environment(hub: Hub, home: Path, token: str = "") -> dict[str, str]:
@@ -28,10 +27,10 @@ def hub_environment(hub: Hub, home: Path, token: str = "") -> dict[str, str]:
     }
 
 
-def jsonl(path: Path, rows: list[dict]) -> Source:
-    """A source of these rows."""
+def jsonl(path: Path, rows: list[dict]) -> str:
+    """The path of a new file of these rows."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Source(str(path))
+    return str(path)
 
 
 def nli(*rows: tuple[str, str, object]) -> list[dict]:
