@@ -166,7 +166,7 @@ def by_gold_score(gold_of_5: Sequence[float], cosines: Sequence[float]) -> list[
 
 
 def mistakes(gold_of_5: Sequence[float], cosines: Sequence[float], count: int = 10) -> dict[str, list[int]]:
-    """The pairs on which a model is most surely wrong.
+    """The pairs on which a model is most confidently wrong.
 
     Args:
         gold_of_5: Gold scores from 0 to 5.
