@@ -7,10 +7,13 @@ import os
 import random
 import string
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from hub import Hub
+from simcse_st.data import TrainingData, load_training_data
+from simcse_st.recipe import DataSection
 
 
 def hub_environment(hub: Hub, home: Path, token: str = "") -> dict[str, str]:
@@ -31,6 +34,12 @@ def jsonl(path: Path, rows: list[dict]) -> str:
     """The path of a new file of these rows."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def loaded(train: str | Path | list[str], **keys: Any) -> TrainingData:
+    """What is trained on by a recipe with these keys of ``data``."""
+    train = str(train) if isinstance(train, Path) else train
+    return load_training_data(DataSection(train=train, **keys))
 
 
 def nli(*rows: tuple[str, str, object]) -> list[dict]:
