@@ -10,6 +10,8 @@ import pytest
 
 from simcse_st import InputError
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
+from simcse_st.evaluation.records import Geometry
+from simcse_st.records import HistoryEntry
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
@@ -32,11 +34,17 @@ def test_a_panel_for_each_model_and_run(tmp_path: Path):
         3 * size(tmp_path / "one.png")[0],
         2 * size(tmp_path / "one.png")[1],
     )
-    history = [{"step": 0, "dev": {"spearman": 50}}, {"step": 1, "loss": 2.0}, {"step": 1, "dev": {"spearman": 60}}]
-    draw_training({"a": history, "b": [*history, {"step": 1, "early": {"alignment": 0.1}}]}, tmp_path / "training.png")
+    history = [
+        HistoryEntry(step=0, dev={"spearman": 50}),
+        HistoryEntry(step=1, loss=2.0),
+        HistoryEntry(step=1, dev={"spearman": 60}),
+    ]
+    early = HistoryEntry(step=1, early={"alignment": 0.1})
+    draw_training({"a": history, "b": [*history, early]}, tmp_path / "training.png")
     assert size(tmp_path / "training.png")[0] == 2 * size(tmp_path / "one.png")[0]
-    geometry = {"alignment": 0.2, "uniformity": -3.0, "pairs": 264, "sentences": 2910}
-    draw_geometry({"a": geometry, "b" * 200: {**geometry, "uniformity": -2.0}}, tmp_path / "geometry.png")
+    geometry = Geometry(alignment=0.2, uniformity=-3.0, pairs=264, sentences=2910)
+    other = geometry.model_copy(update={"uniformity": -2.0})
+    draw_geometry({"a": geometry, "b" * 200: other}, tmp_path / "geometry.png")
     assert size(tmp_path / "geometry.png")[0] == size(tmp_path / "one.png")[0]
 
 
@@ -48,10 +56,8 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_command_draws_all_three(tiny_base: Path, tiny_data: Path, tmp_path: Path):
     program = f"""
-from pathlib import Path
 from simcse_st import evaluate
-from simcse_st.data import Source
-sources = {{split: Source({str(tiny_data)!r} + f"/{{split}}.csv") for split in ("dev", "test")}}
+sources = {{split: {str(tiny_data)!r} + f"/{{split}}.csv" for split in ("dev", "test")}}
 evaluate([{f"{tiny_base}:mean"!r}], output={str(tmp_path / "out")!r}, figures=True, **sources)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -15,13 +15,12 @@ from simcse_st import build_model
 PROGRAM = """
 import json, sys
 from simcse_st import InputError, evaluate
-from simcse_st.data import Source
 
 outcomes = []
 for reference, pooling in json.loads(sys.argv[1]):
     try:
-        record = evaluate(reference, tasks="dev", dev=Source(sys.argv[2]), pooling=pooling)
-        outcomes.append(record["models"][0])
+        record = evaluate(reference, tasks="dev", dev=sys.argv[2], pooling=pooling)
+        outcomes.append(record.model_dump()["models"][0])
     except InputError as error:
         outcomes.append(str(error))
 print(json.dumps(outcomes))

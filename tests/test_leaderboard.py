@@ -16,20 +16,19 @@ from scipy.stats import spearmanr
 from helpers import hub_environment
 from hub import Hub
 from simcse_st import InputError, build_model
-from simcse_st.evaluation.leaderboard import find_tasks
+from simcse_st.evaluation.evaluate import _find_mteb_tasks as find_tasks
 
 PAIRS = [("a b", "a c", 5.0), ("c d", "x y z", 0.5), ("e f", "e", 3.0), ("g", "h i", 2.0)]
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: test.parquet\n---\n"
 PROGRAM = """
 import json, sys
 from simcse_st import InputError, evaluate
-from simcse_st.data import Source
-graded = Source(sys.argv[2])
+graded = sys.argv[2]
 record = evaluate([sys.argv[1]], tasks=["test"], test=graded, mteb=["STSBenchmark"])
 try:
     evaluate([sys.argv[1]], tasks=["test"], test=graded, mteb=["STS12"])
 except InputError as error:
-    print(json.dumps([record["models"][0]["tasks"]["mteb"], str(error)]))
+    print(json.dumps([record.model_dump()["models"][0]["tasks"]["mteb"], str(error)]))
 """
 
 

@@ -64,12 +64,12 @@ def test_retrieval_is_that_of_a_plain_loop():
         for query, answer in pairs
     ]
     found = retrieval(torch.tensor(vectors, dtype=torch.float64), *zip(*pairs, strict=True))
-    assert found["recall@1"] == sum(rank == 1 for rank in ranks) / 40
-    assert found["recall@5"] == sum(rank <= 5 for rank in ranks) / 40
-    assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 40, rel=1e-12)
-    assert (found["n"], found["sentences"]) == (40, 60)
+    assert found.recall_at_1 == sum(rank == 1 for rank in ranks) / 40
+    assert found.recall_at_5 == sum(rank <= 5 for rank in ranks) / 40
+    assert found.mrr == pytest.approx(sum(1 / rank for rank in ranks) / 40, rel=1e-12)
+    assert len(found.top1) == 40
     assert len(set(ranks)) > 5
-    for (query, _), best in zip(pairs, found["top1"], strict=True):
+    for (query, _), best in zip(pairs, found.top1, strict=True):
         assert best != query
         assert similarity(query, best) == max(similarity(query, k) for k in range(60) if k != query)
 
@@ -83,7 +83,7 @@ def test_retrieval_without_ties_agrees_too():
         of_answer = squared_distance(rows[query], rows[answer])
         ranks.append(1 + sum(squared_distance(rows[query], rows[k]) < of_answer for k in range(300) if k != query))
     found = retrieval(sentences, queries, answers)
-    assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 150, rel=1e-12)
+    assert found.mrr == pytest.approx(sum(1 / rank for rank in ranks) / 150, rel=1e-12)
 
 
 def test_a_year_of_sts_has_three_aggregations_that_differ():
@@ -91,22 +91,22 @@ def test_a_year_of_sts_has_three_aggregations_that_differ():
     gold = [0.0, 1.0, 2.0, 3.0, 5.0, 0.0, 1.0, 4.0]
     cosines = [0.5, 0.6, 0.7, 0.8, 0.9, 0.1, 0.2, 0.15]
     year = sts_year(gold, cosines, {"a": 5, "b": 3})
-    assert year["all"] == pytest.approx(100 * spearmanr(gold, cosines).statistic, abs=1e-9)
-    assert {name: part["n"] for name, part in year["subsets"].items()} == {"a": 5, "b": 3}
-    assert year["subsets"]["a"]["spearman"] == pytest.approx(100)
-    assert year["subsets"]["b"]["spearman"] == pytest.approx(50)
-    assert year["mean"] == pytest.approx((100 + 50) / 2)
-    assert year["wmean"] == pytest.approx((100 * 5 + 50 * 3) / 8)
-    assert len({round(year[key], 6) for key in ("all", "mean", "wmean")}) == 3
-    assert year["n"] == 8
-    assert "mean" not in sts_year(gold, cosines, {})
+    assert year.all == pytest.approx(100 * spearmanr(gold, cosines).statistic, abs=1e-9)
+    assert {name: part.n for name, part in year.subsets.items()} == {"a": 5, "b": 3}
+    assert year.subsets["a"].spearman == pytest.approx(100)
+    assert year.subsets["b"].spearman == pytest.approx(50)
+    assert year.mean == pytest.approx((100 + 50) / 2)
+    assert year.wmean == pytest.approx((100 * 5 + 50 * 3) / 8)
+    assert len({round(score, 6) for score in (year.all, year.mean, year.wmean)}) == 3
+    assert year.n == 8
+    assert sts_year(gold, cosines, {}).mean is None
 
 
 def test_gold_scores_are_rounded_halves_upwards():
     bands = by_gold_score([0.5, 0.49, 1.0, 2.5, 4.5, 5.0, 4.4], [0.1, 0.0, 0.3, 0.5, 0.9, 0.8, 0.7])
-    assert [band["n"] for band in bands] == [1, 2, 0, 1, 1, 2]
-    assert [band["median"] for band in bands] == [0.0, pytest.approx(0.2), None, 0.5, 0.7, pytest.approx(0.85)]
-    assert bands[5]["mean"] == pytest.approx(0.85)
+    assert [band.n for band in bands] == [1, 2, 0, 1, 1, 2]
+    assert [band.median for band in bands] == [0.0, pytest.approx(0.2), None, 0.5, 0.7, pytest.approx(0.85)]
+    assert bands[5].mean == pytest.approx(0.85)
 
 
 def test_mistakes_are_the_surest_ones():

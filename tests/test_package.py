@@ -8,7 +8,7 @@ import sys
 from importlib import metadata, resources
 from pathlib import Path
 
-from simcse_st.recipe import shipped_recipes
+from simcse_st.recipes import shipped_recipes
 
 
 def test_recipes_data_and_card_template_are_installed():
