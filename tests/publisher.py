@@ -20,7 +20,6 @@ ALL = ["commit", "files", "card", "stack", "weights", "score"]  # what is verifi
 PROGRAM = """
 import json, os, sys
 from simcse_st import InputError, RunError
-from simcse_st.data import Source
 from simcse_st.publishing.push import push
 from simcse_st.publishing.verify import verify
 
@@ -30,9 +29,9 @@ for line in sys.stdin:
     checks = []
     try:
         if "run_folder" in task:
-            answer = push(verify=False, **task)
+            pushed = push(task.pop("run_folder"), verify=False, **task)
+            answer = {**pushed.record.model_dump(), "changed": pushed.changed, "deleted": pushed.deleted}
         else:
-            task["test"] = Source(task["test"]) if "test" in task else None
             for check in verify(**task):
                 checks.append([check.name, check.passed, check.finding])
             answer = checks

@@ -111,8 +111,8 @@ def test_torchrun_trains_the_same_recipe(options: list[str], tiny_base: Path, tm
     for name, tensor in ((name, tensor) for name, tensor in weights[0].items() if not name.endswith("key.bias")):
         torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4)
     two = json.loads((tmp_path / "two" / "results.json").read_text())
-    assert two["total_steps"] == one.results["total_steps"] == 10
-    assert two["dev"]["spearman"] == pytest.approx(one.results["dev"]["spearman"], abs=0.1)
+    assert two["total_steps"] == one.results.total_steps == 10
+    assert two["dev"]["spearman"] == pytest.approx(one.results.dev.spearman, abs=0.1)
     assert done.stdout.count("before") == 1  # one table
 
 

@@ -21,10 +21,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, RunError, train
-from simcse_st.training.batch import BatchFacts
+from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import STSCallback
 from simcse_st.evaluation.evaluators import STSEvaluator
-from simcse_st.training.checkpoints import Checkpoint, CheckpointCallback, latest_checkpoint
+from simcse_st.training.checkpoints import BestState, Checkpoint, CheckpointCallback, CheckpointRecord, latest_checkpoint
 
 SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
 
@@ -76,8 +76,9 @@ def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.M
     now = 0.0
     monkeypatch.setattr("simcse_st.training.checkpoints.time.perf_counter", lambda: now)
     best = STSCallback(dict, tmp_path, eval_steps=1, resumable=True)  # type: ignore[arg-type]
-    before = Checkpoint(tmp_path, 1, 2, {}, {}, train_seconds=7.0, files={})
-    saver = CheckpointCallback(1, best, BatchFacts(), before)
+    state = BestState(base_metrics={}, best_metrics={}, best_sha256="", history_bytes=0)
+    record = CheckpointRecord(step=1, total_steps=2, best=state, seen={}, train_seconds=7.0, files={})
+    saver = CheckpointCallback(1, best, BatchCounter(), Checkpoint(tmp_path, record))
     best.seconds = 100.0  # of scoring, before training begins
     nothing: Any = None
     now = 20.0
@@ -129,16 +130,16 @@ def test_a_stopped_run_goes_on_to_the_same_result(
                 train(recipe, tmp_path / "run", resume=True)
         checkpoint = latest_checkpoint(tmp_path / "run" / "checkpoints")
         assert checkpoint is not None
-        assert (checkpoint.step, checkpoint.total_steps) == (step, 15)
+        assert (checkpoint.record.step, checkpoint.record.total_steps) == (step, 15)
         assert f"resumed, it goes on from step {step} of 15" in caplog.text
         kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
         assert len(kept) <= 2  # the newest, and the best weights
     resumed = train(recipe, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert resumed.results["weights_sha256"] == whole.results["weights_sha256"]
+    assert resumed.results.weights_sha256 == whole.results.weights_sha256
     # Once more gives what is there.
     before = (tmp_path / "run" / "results.json").read_bytes()
-    assert train(recipe, tmp_path / "run", resume=True).results == json.loads(before)
+    assert train(recipe, tmp_path / "run", resume=True).results == whole.results.model_validate_json(before)
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 
@@ -177,7 +178,7 @@ def test_a_run_killed_at_twenty_random_moments(recipe: Recipe, tmp_path: Path):
             process.join()
             kills += 1
             checkpoint = latest_checkpoint(folder / "checkpoints")
-            steps.add(checkpoint.step if checkpoint else 0)
+            steps.add(checkpoint.record.step if checkpoint else 0)
         else:
             assert process.exitcode == 0
         if process.exitcode == 0:  # it came to its end: the next begins anew
@@ -226,9 +227,9 @@ def test_what_cannot_be_resumed_is_said(recipe: Recipe, tmp_path: Path, monkeypa
         train(recipe, tmp_path / "run", resume=True)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     data.write_text("\n".join(lines) + "\n")
-    assert train(recipe, tmp_path / "run", resume=True).results["total_steps"] == 15
+    assert train(recipe, tmp_path / "run", resume=True).results.total_steps == 15
     # Nothing there, or a run that was stopped before its first checkpoint: it begins.
-    assert train(recipe, tmp_path / "new", resume=True).results["total_steps"] == 15
+    assert train(recipe, tmp_path / "new", resume=True).results.total_steps == 15
     assert outcome(tmp_path / "new")["results"] == outcome(tmp_path / "run")["results"]
 
 
@@ -338,7 +339,7 @@ def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(
     shutil.copytree(checkpoints / "checkpoint-7", checkpoints / "checkpoint-7-copy")  # a user's own
     found = latest_checkpoint(checkpoints)
     assert found is not None
-    assert found.step == 7
+    assert found.record.step == 7
     train(recipe, tmp_path / "whole")
     train(recipe, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")

@@ -31,7 +31,8 @@ from simcse_st import (
 )
 from simcse_st.errors import RunError
 from simcse_st.models import weights_sha256
-from simcse_st.training.train import _keep
+from simcse_st.run import Run
+from simcse_st.training.session import _keep
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_run_leaves_records_that_agree_with_its_model(recipe: Recipe, tmp_path
     assert load_recipe(folder / "recipe.yaml") == recipe
 
     results = json.loads((folder / "results.json").read_text())
-    assert results == result.results
+    assert results == json.loads(result.results.to_json())
     entries = history(folder)
     # 40 rows in batches of 8, twice: ten steps, the untrained model and dev at 3, 6, 9 and 10.
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 11))
@@ -109,8 +110,8 @@ def test_how_often_dev_is_scored_does_not_change_training(recipe: Recipe, tmp_pa
 
 def test_without_hard_negatives_the_batch_is_smaller(recipe: Recipe, tmp_path: Path):
     result = train(change(recipe, "data", hard_negatives=False), tmp_path / "run")
-    assert result.results["batches"]["sentences"] == 2 * 80
-    assert (result.results["batches"]["fewest_negatives"], result.results["batches"]["most_negatives"]) == (7, 7)
+    assert result.results.batches.sentences == 2 * 80
+    assert (result.results.batches.fewest_negatives, result.results.batches.most_negatives) == (7, 7)
 
 
 def scripted_training(scores: list[float], tiny_base: Path, folder: Path) -> tuple[STSCallback, list[str]]:
@@ -169,7 +170,7 @@ def test_weights_that_are_not_the_scored_ones_are_an_error(tiny_base: Path, tmp_
         next(model.parameters()).view(-1)[0] += 1e-3
     model.save_pretrained(str(tmp_path / "best"), create_model_card=False)
     with pytest.raises(RunError, match="does not load as the weights that were scored at step 2"):
-        _keep(callback, tmp_path, "cpu")
+        _keep(callback, Run(tmp_path), "cpu")
 
 
 def test_the_checksum_is_that_of_the_scored_weights_whatever_is_saved(tiny_base: Path, tmp_path: Path):
@@ -187,7 +188,7 @@ def test_the_checksum_is_that_of_the_scored_weights_whatever_is_saved(tiny_base:
     callback._save(model)
     callback.best_step = 1
     with pytest.raises(RunError, match="does not load as the weights that were scored"):
-        _keep(callback, tmp_path, "cpu")
+        _keep(callback, Run(tmp_path), "cpu")
 
 
 def test_a_loss_that_is_no_number_ends_the_run(recipe: Recipe, tmp_path: Path):

@@ -17,9 +17,10 @@ from torch import nn
 from helpers import collect, sentences
 from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, build_model, load_recipe, train
 from simcse_st.training.callbacks import LossCallback
-from simcse_st.data import Source, load_sentences
+from simcse_st.data import TrainingData, load_training_data
 from simcse_st.errors import RunError
 from simcse_st.models import dropout_probabilities
+from simcse_st.recipe import DataSection
 
 
 def two_views(model: SentenceTransformer, *, shared: bool) -> torch.Tensor:
@@ -111,25 +112,29 @@ def change(recipe: Recipe, section: str, **keys: object) -> Recipe:
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=keys)})
 
 
+def load_sentences(path: Path) -> TrainingData:
+    return load_training_data(DataSection(train=str(path), kind="sentences"))
+
+
 def test_sentences_are_the_distinct_texts_in_their_order(tmp_path: Path):
     (tmp_path / "t.txt").write_text("b\na\n\nb\nb \n")
-    plain = load_sentences(Source(str(tmp_path / "t.txt")))
+    plain = load_sentences(tmp_path / "t.txt")
     assert list(plain.texts()) == ["b", "a", "b "]
-    assert [plain.facts[key] for key in ("rows_read", "texts", "blank_texts", "duplicate_texts")] == [5, 4, 1, 1]
+    assert [getattr(plain.facts, key) for key in ("rows_read", "texts", "blank_texts", "duplicate_texts")] == [5, 4, 1, 1]
 
     rows = [("p", "x", 0), ("q", "never", -1), ("p", "y", 1), ("x", "p", 2)]
     lines = (json.dumps({"premise": p, "hypothesis": h, "label": label}) for p, h, label in rows)
     (tmp_path / "nli.jsonl").write_text("\n".join(lines))
-    assert list(load_sentences(Source(str(tmp_path / "nli.jsonl"))).texts()) == ["p", "x", "y"]
+    assert list(load_sentences(tmp_path / "nli.jsonl").texts()) == ["p", "x", "y"]
 
     (tmp_path / "pairs.jsonl").write_text('{"anchor": "a", "positive": "b", "negative": ["c", null]}\n')
-    assert list(load_sentences(Source(str(tmp_path / "pairs.jsonl"))).texts()) == ["a", "b", "c"]
+    assert list(load_sentences(tmp_path / "pairs.jsonl").texts()) == ["a", "b", "c"]
 
 
 def test_a_run_on_plain_text_saves_a_model_without_the_head(recipe: Recipe, tmp_path: Path):
     result = train(recipe, tmp_path / "run")
-    assert result.results["total_steps"] == 5
-    assert result.results["batches"]["sentences"] == 5 * 16
+    assert result.results.total_steps == 5
+    assert result.results.batches.sentences == 5 * 16
     modules = json.loads((tmp_path / "run" / "model" / "modules.json").read_text())
     assert [module["type"].split(".")[-1] for module in modules] == ["Transformer", "Pooling", "Normalize"]
     card = (tmp_path / "run" / "model" / "README.md").read_text()
@@ -140,13 +145,13 @@ def test_a_run_on_plain_text_saves_a_model_without_the_head(recipe: Recipe, tmp_
 def test_a_train_only_head_trains_in_half_precision(caching: int | None, recipe: Recipe, tmp_path: Path):
     half = change(change(recipe, "training", precision="bf16"), "loss", mini_batch_size=caching)
     result = train(half, tmp_path / "half")
-    assert result.results["total_steps"] == 5
+    assert result.results.total_steps == 5
     full = train(change(recipe, "loss", mini_batch_size=caching), tmp_path / "full")
     first, expected = (
         json.loads((folder / "history.jsonl").read_text().splitlines()[1])["loss"]
         for folder in (tmp_path / "half", tmp_path / "full")
     )
-    assert full.results["total_steps"] == 5
+    assert full.results.total_steps == 5
     assert first == pytest.approx(expected, rel=0.05)
 
 
@@ -171,13 +176,14 @@ def test_a_loss_with_a_head_can_be_copied_and_its_model_saved(tiny_model: Senten
     ],
 )
 def test_keys_about_hard_negatives_are_refused(section: str, keys: dict, recipe: Recipe, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(change(recipe, section, **keys).to_yaml())
     with pytest.raises(InputError, match=f"{section}.{next(iter(keys))}: .*would do nothing"):
-        train(change(recipe, section, **keys), tmp_path / "run")
+        load_recipe(tmp_path / "recipe.yaml")
 
 
 def test_a_kept_head_is_a_stock_module_of_the_saved_model(recipe: Recipe, tmp_path: Path):
     result = train(change(recipe, "model", head="keep"), tmp_path / "run")
-    assert [type(module).__name__ for module in result.model] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert [type(module).__name__ for module in result.load_model()] == ["Transformer", "Pooling", "Dense", "Normalize"]
     modules = json.loads((tmp_path / "run" / "model" / "modules.json").read_text())
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)
 
