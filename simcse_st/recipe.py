@@ -6,6 +6,7 @@ arguments by a :class:`LossSection`. How a recipe is read from YAML stands in :m
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -350,6 +351,6 @@ def checked(section: type[AnySection], **values: Any) -> AnySection:
         return section(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = "".join(f"{part}: " for part in first["loc"][:1])
-        problem = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{key}{problem}, not {first['input']!r}" if key else problem) from None
+        problem = re.sub(r"^(Value error, |Input |String )", "", first["msg"])
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{key} {problem}, not {first['input']!r}" if key else problem) from None

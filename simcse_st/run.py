@@ -198,9 +198,9 @@ def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     holder = folder / _HOLDER
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = FileLock(str(folder / _LOCK), timeout=0)
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--output: {folder} is a file, but must name a folder")
         folder.mkdir(parents=True, exist_ok=True)

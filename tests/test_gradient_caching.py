@@ -123,5 +123,5 @@ def test_gradient_checkpointing_changes_nothing(tiny_base: Path):
 
 @pytest.mark.parametrize("name", ["mini_batch_size", "mini_batch_num_tokens"])
 def test_sizes_without_meaning_are_refused(name: str, tiny_model: SentenceTransformer):
-    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"{name} should be (greater than 0|a valid integer)"):
         SimCSELoss(tiny_model, **{name: 0})

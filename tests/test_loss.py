@@ -316,7 +316,7 @@ def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
     loss.compute_loss_from_embeddings(torch.randn(4, 3), torch.randn(4, 3))
     with torch.no_grad():
         loss.compute_loss_from_embeddings(torch.randn(9, 3), torch.randn(9, 3))
-    assert loss.seen.summary() == {
+    assert loss.seen.facts().model_dump() == {
         "batches": 4,
         "sentences": 8 + 3 * 17,
         "anchors": 22,
@@ -331,16 +331,16 @@ def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0}, "temperature must be a positive number, not 0"),
-        ({"temperature": math.nan}, "temperature must be a positive number, not nan"),
-        ({"hard_negative_weight": -1.0}, "hard_negative_weight must be a positive number"),
-        ({"temperature": "0.05"}, "temperature must be a positive number, not '0.05'"),
-        ({"temperature": True}, "temperature must be a positive number, not True"),
-        ({"temperature": 1e-320}, "temperature must be at least 1e-06"),
-        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1"),
-        ({"mini_batch_size": 2.5}, "mini_batch_size must be a whole number"),
-        ({"mini_batch_size": True}, "mini_batch_size must be a whole number"),
-        ({"mini_batch_size": 4, "chunk_size": 4}, "chunk_size is for training without gradient caching"),
+        ({"temperature": 0}, "temperature should be greater than or equal to 1e-06, not 0"),
+        ({"temperature": math.nan}, "temperature should be .*, not nan"),
+        ({"hard_negative_weight": -1.0}, "hard_negative_weight should be greater than 0, not -1.0"),
+        ({"temperature": "0.05"}, "temperature should be a valid number, not '0.05'"),
+        ({"temperature": True}, "temperature should be a valid number, not True"),
+        ({"temperature": 1e-320}, "temperature should be greater than or equal to 1e-06"),
+        ({"chunk_size": 0}, "chunk_size should be greater than 0, not 0"),
+        ({"mini_batch_size": 2.5}, "mini_batch_size should be a valid integer, not 2.5"),
+        ({"mini_batch_size": True}, "mini_batch_size should be a valid integer, not True"),
+        ({"mini_batch_size": 4, "chunk_size": 4}, "chunk_size does not go with gradient caching"),
     ],
 )
 def test_arguments_without_meaning_are_refused(arguments: dict, message: str, tiny_model: SentenceTransformer):

@@ -63,8 +63,8 @@ def test_masked_loss_is_the_sum_over_what_is_left(tiny_model: SentenceTransforme
     assert loss.seen.masked_cells == 5
     assert loss_of(rows, tiny_model)[0].item() > value.item()
     # 5 other positives and 4 hard negatives, less one for five of the six rows.
-    facts = loss.seen.summary()
-    assert (facts["negatives"], facts["fewest_negatives"], facts["most_negatives"]) == (6 * 9 - 5, 8, 9)
+    facts = loss.seen.facts()
+    assert (facts.negatives, facts.fewest_negatives, facts.most_negatives) == (6 * 9 - 5, 8, 9)
 
 
 def test_a_masked_positive_gets_no_weight_and_no_gradient(tiny_model: SentenceTransformer):

@@ -9,7 +9,7 @@ from pathlib import Path
 from simcse_st.card import load_template
 from simcse_st.console import first_process
 from simcse_st.errors import InputError
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, checked
 from simcse_st.run import Run, check_free, locked
 from simcse_st.training.prepare import check_places
 
@@ -41,6 +41,7 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     """
     if overwrite and resume:
         raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
+    checked(Recipe, **recipe.model_dump())  # a copy with other values may hold what a recipe must not
     run = Run(Path(output) if output else Path("runs") / recipe.name)
     if resume:
         check_same(run, recipe)
