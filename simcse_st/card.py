@@ -63,7 +63,7 @@ def write_card(run: Run | str | Path, overrides: Iterable[str] = ()) -> Path:
         >>> write_card("runs/quickstart", ["card.authors=[A. Author]"])
         PosixPath('runs/quickstart/model/README.md')
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, Run) else open_run(run, for_card=True)
     overrides = list(overrides)
     for override in overrides:
         if not override.startswith("card."):

@@ -82,7 +82,12 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the run came to its end. The card is written last."""
-        return self.is_begun and self.has(Results) and (self.model_path / CARD).is_file()
+        return self.is_measured and (self.model_path / CARD).is_file()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether all that a card is made of is there."""
+        return self.is_begun and self.has(Results) and self.model_path.is_dir()
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -164,13 +169,18 @@ class Run:
         return SentenceTransformer(str(self.model_path), device=device, local_files_only=True)
 
 
-def open_run(folder: str | Path) -> Run:
-    """The finished run of a folder."""
+def open_run(folder: str | Path, *, for_card: bool = False) -> Run:
+    """The finished run of a folder.
+
+    Args:
+        folder: The folder.
+        for_card: Whether its card is going to be written, and so may be missing.
+    """
     folder = Path(os.path.abspath(folder)) if Path(folder).name in ("", "..") else Path(folder)
     run = Run(folder)
     if not run.is_begun:
         raise InputError(f"{folder} is no run folder: it has no {RECIPE}")
-    if not run.is_finished:
+    if not (run.is_measured if for_card else run.is_finished):
         raise InputError(f"{folder} is of a run that did not end: go on with it by simcse-st train ... --resume")
     return run
 
