@@ -1,9 +1,8 @@
-"""Any models side by side: known scores, plain recomputation, each sentence once, each test score once."""
+"""Any models side by side: plain recomputation, each sentence once."""
 
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -14,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from simcse_st import InputError, Recipe, build_model, evaluate, train
-from simcse_st.data import Source
-from simcse_st.evaluation.scoring import average
-from simcse_st.evaluation.tables import TASKS, evaluation_tables, task_names
+from simcse_st import InputError, Recipe, Run, build_model, evaluate, train
+from simcse_st.evaluation.evaluate import _task_names as task_names
+from simcse_st.evaluation.evaluators import with_average
+from simcse_st.evaluation.records import TASKS, Evaluation, Tasks
+from simcse_st.evaluation.tables import evaluation_tables
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +38,32 @@ def read_csv(path: Path) -> list[tuple[str, str, float]]:
         return [(first, second, float(score)) for first, second, score in csv.reader(file)]
 
 
+def written(folder: Path) -> Evaluation:
+    return Evaluation.model_validate_json((folder / "evaluation.json").read_text())
+
+
+def measured(tasks: Tasks) -> set[str]:
+    """The names of the tasks that have a result."""
+    return set(tasks.model_dump(by_alias=True, exclude_none=True))
+
+
 def test_a_run_is_measured_on_its_own_data_and_its_test_score_is_that_of_the_record(
     tiny_run: Path, tiny_data: Path, tmp_path: Path
 ):
     record = evaluate([str(tiny_run)], output=tmp_path)
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == record
-    results = json.loads((tiny_run / "results.json").read_text())
-    (model,) = record["models"]
-    tasks = model["tasks"]
-    assert tasks["test"]["from"] == "results.json"
-    assert tasks["test"]["spearman"] == results["test"]["spearman"]
-    assert "from" not in tasks["dev"]
-    assert tasks["dev"]["spearman"] == pytest.approx(results["dev"]["spearman"], abs=1e-9)
-    assert tasks["geometry"]["alignment"] == pytest.approx(results["dev"]["alignment"], rel=1e-9)
-    assert tasks["geometry"]["uniformity"] == pytest.approx(results["dev"]["uniformity"], rel=1e-9)
-    assert model["modules"] == ["Transformer", "Pooling(cls)", "Normalize"]
+    assert written(tmp_path) == record
+    results = Run(tiny_run).results
+    (model,) = record.models
+    tasks = model.tasks
+    assert tasks.test.spearman == pytest.approx(results.test.spearman, abs=1e-9)
+    assert tasks.dev.spearman == pytest.approx(results.dev.spearman, abs=1e-9)
+    assert tasks.geometry.alignment == pytest.approx(results.dev.alignment, rel=1e-6)
+    assert tasks.geometry.uniformity == pytest.approx(results.dev.uniformity, rel=1e-6)
+    # Without the test sentences between them, in the very batches of the run.
+    alone = evaluate([str(tiny_run)], tasks=["geometry"]).models[0].tasks.geometry
+    assert alone.alignment == pytest.approx(results.dev.alignment, rel=1e-9)
+    assert alone.uniformity == pytest.approx(results.dev.uniformity, rel=1e-9)
+    assert model.modules == ["Transformer", "Pooling(cls)", "Normalize"]
 
     # All of it again from the model alone.
     pairs = read_csv(tiny_data / "dev.csv")
@@ -60,23 +71,23 @@ def test_a_run_is_measured_on_its_own_data_and_its_test_score_is_that_of_the_rec
     texts = list(dict.fromkeys(text for first, second, _ in pairs for text in (first, second)))
     vectors = dict(zip(texts, stock.encode(texts).astype(np.float64), strict=True))
     cosines = [float(vectors[first] @ vectors[second]) for first, second, _ in pairs]
-    assert tasks["dev"]["spearman"] == pytest.approx(
+    assert tasks.dev.spearman == pytest.approx(
         100 * spearmanr([p[2] for p in pairs], cosines).statistic, abs=1e-4
     )
     alike = [(first, second) for first, second, gold in pairs if gold >= 4]
-    assert tasks["geometry"]["pairs"] == tasks["retrieval"]["n"] == len(alike) == 16
-    assert tasks["geometry"]["sentences"] == tasks["retrieval"]["sentences"] == len(texts)
+    assert tasks.geometry.pairs == tasks.retrieval.n == len(alike) == 16
+    assert tasks.geometry.sentences == tasks.retrieval.sentences == len(texts)
     ranks = []
     for first, second in alike:
         of_answer = vectors[first] @ vectors[second]
         ranks.append(
             1 + sum(vectors[first] @ vectors[text] >= of_answer for text in texts if text not in (first, second))
         )
-    assert tasks["retrieval"]["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    assert tasks.retrieval.mrr == pytest.approx(np.mean([1 / rank for rank in ranks]))
     worst = max((cosine, pair) for cosine, pair in zip(cosines, pairs, strict=True) if pair[2] <= 1)
-    assert tasks["mistakes"]["overrated"][0]["sentence1"] == worst[1][0]
-    assert tasks["mistakes"]["overrated"][0]["cosine"] == pytest.approx(worst[0], abs=1e-5)
-    assert sum(band["n"] for band in tasks["gold-scores"]) == 50
+    assert tasks.mistakes.overrated[0].sentence1 == worst[1][0]
+    assert tasks.mistakes.overrated[0].cosine == pytest.approx(worst[0], abs=1e-5)
+    assert sum(band.n for band in tasks.gold_scores) == 50
 
 
 def test_changed_weights_or_another_pooling_are_scored_anew(tiny_run: Path, tmp_path: Path):
@@ -93,17 +104,13 @@ def test_changed_weights_or_another_pooling_are_scored_anew(tiny_run: Path, tmp_
     record = evaluate(
         [str(tiny_run), f"{tiny_run}/model:mean", str(changed), str(repooled)], tasks=["test"], output=tmp_path
     )
-    scores = [model["tasks"]["test"] for model in record["models"]]
-    assert [score.get("from") for score in scores] == ["results.json", None, None, None]
-    assert scores[1]["spearman"] == pytest.approx(scores[3]["spearman"])
-    assert len({score["spearman"] for score in scores}) == 3
-    # A second time, all of it is in the record.
+    scores = [model.tasks.test.spearman for model in record.models]
+    assert scores[0] == pytest.approx(Run(tiny_run).results.test.spearman, abs=1e-9)
+    assert scores[1] == pytest.approx(scores[3])
+    assert len({round(score, 6) for score in scores}) == 3
+    # A second time it is the same.
     again = evaluate([str(changed), f"{tiny_run}/model:mean"], tasks=["test"], output=tmp_path)
-    assert [model["tasks"]["test"]["from"] for model in again["models"]] == ["evaluation.json"] * 2
-    assert [model["tasks"]["test"]["spearman"] for model in again["models"]] == [
-        scores[2]["spearman"],
-        scores[1]["spearman"],
-    ]
+    assert [model.tasks.test.spearman for model in again.models] == pytest.approx([scores[2], scores[1]], abs=1e-9)
 
 
 def test_models_that_were_measured_by_different_tasks_stand_in_one_table(
@@ -112,27 +119,27 @@ def test_models_that_were_measured_by_different_tasks_stand_in_one_table(
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)  # whose evaluation.json has all tasks on dev
     record = evaluate([run, f"{tiny_base}:mean"], tasks="dev,test", output=run)
-    assert "gold-scores" in record["models"][0]["tasks"]
-    assert "gold-scores" not in record["models"][1]["tasks"]
+    assert record.models[0].tasks.gold_scores is not None
+    assert record.models[1].tasks.gold_scores is None
     (table,) = evaluation_tables(record)
-    assert [row[0] for row in table.rows] == [model["name"] for model in record["models"]]
+    assert [row[0] for row in table.rows] == [model.name for model in record.models]
 
 
 def test_tasks_may_be_run_one_after_the_other(tiny_run: Path, tiny_data: Path, tmp_path: Path):
     evaluate([str(tiny_run)], tasks=["geometry"], output=tmp_path)
     record = evaluate([str(tiny_run)], tasks=["retrieval", "test"], output=tmp_path)
-    assert {"geometry", "retrieval", "test"} <= record["models"][0]["tasks"].keys()
-    assert record["data"].keys() == {"dev", "test"}
+    assert {"geometry", "retrieval", "test"} <= measured(record.models[0].tasks)
+    assert record.data.keys() == {"dev", "test"}
     # On other data it is another record.
-    other = evaluate([str(tiny_run)], tasks=["dev"], dev=Source(str(tiny_data / "test.csv")), output=tmp_path)
-    assert other["models"][0]["tasks"].keys() == {"dev"}
+    other = evaluate([str(tiny_run)], tasks=["dev"], dev=str(tiny_data / "test.csv"), output=tmp_path)
+    assert measured(other.models[0].tasks) == {"dev"}
     (tmp_path / "evaluation.json").write_text('{"models": [{}]}')
-    with pytest.raises(InputError, match="evaluation.json is no record of this command: delete it"):
+    with pytest.raises(InputError, match="evaluation.json: not a record of this command: protocol: "):
         evaluate([str(tiny_run)], tasks=["dev"], output=tmp_path)
 
 
 def test_another_tokenizer_or_configuration_is_another_model(tiny_run: Path, tmp_path: Path):
-    shas = {evaluate([tiny_run], tasks="test")["models"][0]["model_sha256"]}
+    shas = {evaluate([tiny_run], tasks="test").models[0].model_sha256}
     for name, old, new in (
         ("config.json", '"num_attention_heads": 2', '"num_attention_heads": 4'),
         ("config.json", '"hidden_act": "gelu"', '"hidden_act": "relu"'),
@@ -144,9 +151,8 @@ def test_another_tokenizer_or_configuration_is_another_model(tiny_run: Path, tmp
         assert old in text
         text = text.replace('"b": 6', '"b": 5') if name == "tokenizer.json" else text
         (folder / "model" / name).write_text(text.replace(old, new))
-        (model,) = evaluate([folder], tasks="test", output=tmp_path / "out")["models"]
-        assert "from" not in model["tasks"]["test"]
-        shas.add(model["model_sha256"])
+        (model,) = evaluate([folder], tasks="test", output=tmp_path / "out").models
+        shas.add(model.model_sha256)
     assert len(shas) == 4
 
 
@@ -159,7 +165,7 @@ def test_runs_on_different_data_are_not_measured_on_the_first_one_s(tiny_run: Pa
         evaluate([tiny_run, other])
     # A run's model by itself is measured on the run's data, too.
     record = evaluate([f"{tiny_run}:mean", f"{tiny_run}/model"], tasks="dev")
-    assert record["data"]["dev"]["sources"][0]["file"] == "dev.csv"
+    assert record.data["dev"].sources[0].file == "dev.csv"
 
 
 def test_what_is_scored_before_a_model_fails_is_kept(tiny_run: Path, tiny_base: Path, tmp_path: Path):
@@ -169,16 +175,15 @@ def test_what_is_scored_before_a_model_fails_is_kept(tiny_run: Path, tiny_base: 
     broken.save_pretrained(str(tmp_path / "nan"), create_model_card=False)
     with pytest.raises(InputError, match="nan: the model's embedding of '.*' is not finite"):
         evaluate([f"{tiny_run}:mean", tmp_path / "nan"], tasks="dev", output=tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert [model["name"].rpartition("/")[2] for model in record["models"]] == ["tiny:mean"]
+    assert [model.name.rpartition("/")[2] for model in written(tmp_path / "out").models] == ["tiny:mean"]
 
 
 def test_precision_is_that_of_the_model(tiny_base: Path, tiny_data: Path, tmp_path: Path):
     build_model(tiny_base, device="cpu").to(torch.bfloat16).save_pretrained(
         str(tmp_path / "bf16"), create_model_card=False
     )
-    record = evaluate(tmp_path / "bf16", tasks="dev", dev=Source(tiny_data / "dev.csv"))
-    assert record["models"][0]["precision"] == record["environment"]["precision"] == "bfloat16"
+    record = evaluate(tmp_path / "bf16", tasks="dev", dev=str(tiny_data / "dev.csv"))
+    assert record.models[0].precision == record.environment.precision == "bfloat16"
 
 
 def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch):
@@ -190,7 +195,7 @@ def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data:
         return forward(self, features, **options)
 
     monkeypatch.setattr(SentenceTransformer, "forward", counted)
-    dev, test = (Source(str(tiny_data / f"{split}.csv")) for split in ("dev", "test"))
+    dev, test = (str(tiny_data / f"{split}.csv") for split in ("dev", "test"))
     evaluate([str(tiny_base)], pooling="mean", dev=dev, test=test)
     texts = {text for split in ("dev", "test") for pair in read_csv(tiny_data / f"{split}.csv") for text in pair[:2]}
     assert len(encoded) == len(set(encoded)) == len(texts)
@@ -198,14 +203,14 @@ def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data:
 
 def test_models_of_different_sizes_stand_side_by_side(tiny_base: Path, tiny_run: Path, minilm: Path, tiny_data: Path):
     models = [str(tiny_run), f"{tiny_base}:mean", f"{minilm}:cls"]
-    record = evaluate(models, dev=Source(str(tiny_data / "dev.csv")), test=Source(str(tiny_data / "test.csv")))
-    assert [model["dimension"] for model in record["models"]] == [32, 32, 384]
-    assert [model["modules"][1] for model in record["models"]] == ["Pooling(cls)", "Pooling(mean)", "Pooling(cls)"]
+    record = evaluate(models, dev=str(tiny_data / "dev.csv"), test=str(tiny_data / "test.csv"))
+    assert [model.dimension for model in record.models] == [32, 32, 384]
+    assert [model.modules[1] for model in record.models] == ["Pooling(cls)", "Pooling(mean)", "Pooling(cls)"]
     tables = evaluation_tables(record)
     assert [len(table.rows) for table in tables] == [3, 3]
     lines = tables[0].markdown().splitlines()
     assert lines[2].count("|") == lines[3].count("|") == lines[4].count("|") == 9
-    assert f"{record['models'][2]['tasks']['dev']['spearman']:.2f}" in lines[6]
+    assert f"{record.models[2].tasks.dev.spearman:.2f}" in lines[6]
 
 
 def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
@@ -223,8 +228,8 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
     (tmp_path / "SICK" / "SICK_test_annotated.txt").write_text("\n".join(rows) + "\n")
     test = tmp_path / "test.csv"
     test.write_text("a b,c,1\nb,z,2\nx,y x,3\n")
-    record = evaluate([f"{tiny_base}:mean"], tasks=["sts"], test=Source(str(test)), senteval=tmp_path)
-    tasks = record["models"][0]["tasks"]
+    record = evaluate([f"{tiny_base}:mean"], tasks=["sts"], test=str(test), senteval=tmp_path)
+    tasks = record.models[0].tasks
 
     stock = build_model(tiny_base, pooling="mean", device="cpu")
     golds, cosines = [], []
@@ -233,27 +238,27 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
             first, second = stock.encode([texts[(begin + i) % 12], texts[(begin + i * 5 + 1) % 12]])
             golds.append(score)
             cosines.append(float(first @ second))
-    assert tasks["sts14"]["all"] == pytest.approx(100 * spearmanr(golds, cosines).statistic, abs=1e-9)
+    assert tasks.sts14.all == pytest.approx(100 * spearmanr(golds, cosines).statistic, abs=1e-9)
     split = [100 * spearmanr(golds[a:b], cosines[a:b]).statistic for a, b in ((0, 5), (5, 11))]
-    assert tasks["sts14"]["mean"] == pytest.approx(sum(split) / 2, abs=1e-9)
-    assert tasks["sts14"]["wmean"] == pytest.approx((5 * split[0] + 6 * split[1]) / 11, abs=1e-9)
+    assert tasks.sts14.mean == pytest.approx(sum(split) / 2, abs=1e-9)
+    assert tasks.sts14.wmean == pytest.approx((5 * split[0] + 6 * split[1]) / 11, abs=1e-9)
     (table,) = evaluation_tables(record)
     assert "'all'" in table.title
     # This test is not STS-B's, so there is no average of the paper's seven sets.
     assert table.columns[1:] == [f"STS{y}\nn 11" for y in range(12, 17)] + ["test\nn 3", "SICK-R\nn 3"]
-    assert table.rows[0][3] == f"{tasks['sts14']['all']:.2f}"
-    assert "average" not in tasks
-    stsb = {**tasks, "test": {**tasks["test"], "n": 1379, "mean_gold": 2.608}}
-    scores = [tasks[f"sts{year}"]["all"] for year in range(12, 17)] + [tasks[t]["spearman"] for t in ("test", "sick-r")]
-    assert average(stsb)["average"]["all"] == pytest.approx(sum(scores) / 7, abs=1e-9)
+    assert table.rows[0][3] == f"{tasks.sts14.all:.2f}"
+    assert tasks.average is None
+    stsb = tasks.model_copy(update={"test": tasks.test.model_copy(update={"n": 1379, "mean_gold": 2.608})})
+    scores = [*(tasks.task(f"sts{year}").all for year in range(12, 17)), tasks.test.spearman, tasks.sick_r.spearman]
+    assert with_average(stsb).average.all == pytest.approx(sum(scores) / 7, abs=1e-9)
 
     # The same pairs in other subsets are another year.
     folder = tmp_path / "STS12-en-test"
-    before = record["data"]["sts12"]["pairs_sha256"]
+    before = record.data["sts12"].pairs_sha256
     for kind in ("input", "gs"):
         (folder / f"STS.{kind}.two.txt").rename(folder / f"STS.{kind}.zwei.txt")
     again = evaluate([f"{tiny_base}:mean"], tasks=["sts12"], senteval=tmp_path)
-    assert again["data"]["sts12"]["pairs_sha256"] != before
+    assert again.data["sts12"].pairs_sha256 != before
 
 
 @pytest.mark.parametrize(
@@ -308,7 +313,7 @@ def test_what_cannot_be_measured(options: dict, message: str, tiny_base: Path, t
     dev = str(tmp_path / options["dev"]) + ".csv" if "dev" in options else str(tiny_data / "dev.csv")
     rest = {key: value for key, value in options.items() if key not in ("models", "dev")}
     with pytest.raises(InputError, match=message):
-        evaluate(models, dev=Source(dev), test=Source(str(tiny_data / "test.csv")), output=tmp_path / "out", **rest)
+        evaluate(models, dev=dev, test=str(tiny_data / "test.csv"), output=tmp_path / "out", **rest)
     assert not (tmp_path / "out").exists()
 
 
@@ -322,16 +327,16 @@ def test_groups_of_tasks():
 @pytest.mark.slow
 def test_minilm_has_the_scores_that_the_public_leaderboard_gives_it(minilm: Path, shared_data: Path):
     stsb = shared_data / "stsb"
-    sources = {split: Source(str(stsb / f"{split}.csv")) for split in ("dev", "test")}
+    sources = {split: str(stsb / f"{split}.csv") for split in ("dev", "test")}
     record = evaluate(
         [str(minilm)], tasks=["default", "sts12", "sts13", "sts14", "sts15", "sts16"],
         senteval=shared_data / "senteval-sts", **sources,
     )  # fmt: skip
-    tasks = record["models"][0]["tasks"]
-    assert [tasks[f"sts{y}"]["all"] for y in range(12, 17)] == pytest.approx(
+    tasks = record.models[0].tasks
+    assert [tasks.task(f"sts{y}").all for y in range(12, 17)] == pytest.approx(
         [72.37, 80.60, 75.59, 85.39, 78.99], abs=0.01
     )
-    assert [tasks[f"sts{y}"]["n"] for y in range(12, 17)] == [3108, 1500, 3750, 3000, 1186]
-    assert (tasks["dev"]["spearman"], tasks["test"]["spearman"]) == pytest.approx((86.72, 82.03), abs=0.01)
-    assert (tasks["geometry"]["pairs"], tasks["geometry"]["sentences"], tasks["retrieval"]["n"]) == (264, 2910, 264)
-    print({key: tasks[key] for key in ("geometry", "retrieval")})
+    assert [tasks.task(f"sts{y}").n for y in range(12, 17)] == [3108, 1500, 3750, 3000, 1186]
+    assert (tasks.dev.spearman, tasks.test.spearman) == pytest.approx((86.72, 82.03), abs=0.01)
+    assert (tasks.geometry.pairs, tasks.geometry.sentences, tasks.retrieval.n) == (264, 2910, 264)
+    print(tasks.geometry, tasks.retrieval)

@@ -100,7 +100,7 @@ def test_a_fault_of_the_program_does_not_show_the_token_either(
         raise KeyError("Bearer hf_secret")
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setattr("simcse_st.card_records.write_card", fail)
+    monkeypatch.setattr("simcse_st.card.write_card", fail)
     monkeypatch.setattr(sys, "argv", ["simcse-st", "card", "runs/x"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -41,7 +41,8 @@ socket.getaddrinfo = refuse_name
 def without_network(folder: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(NO_NETWORK)
-    return {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "empty-cache")}
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "empty-cache")}
 
 
 def test_the_block_blocks(tmp_path: Path):

@@ -18,7 +18,7 @@ from simcse_st.evaluation.records import (
     SpreadAtStep,
     spread_of,
 )
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, checked
 from simcse_st.records import SPLITS, Record, Split
 from simcse_st.run import Run, check_group, locked
 from simcse_st.training.train import train
@@ -127,7 +127,7 @@ def ablated(recipe: Recipe, name: str) -> Recipe:
     if getattr(getattr(recipe, section), key) == value:
         raise InputError(f"--without {name}: {recipe.name} has {section}.{key}={value!r} already")
     changed = recipe.changed(**{f"{section}__{key}": value, "name": f"{recipe.name}-without-{name}"})
-    return Recipe.model_validate(changed.model_dump())
+    return checked(Recipe, **changed.model_dump())
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
