@@ -24,9 +24,11 @@ from simcse_st.models import weights_sha256
 from simcse_st.records import Manifest, Record, Results
 
 HOSTILE = [
-    "a | b | c", "two\nlines", "old\rends\r\n", "`code` ```fence```", "<b>bold</b> <script>alert(1)</script>", "# heading",
-    "emoji 🧪 and 東京", "مرحبا بالعالم", "x" * 10_000, "[link](http://x.example) ![i](y)", "$math$ and ~~strike~~ __u__",
-    "--- \u2028 *** &amp; &#124; \\| trailing\\", "null\x00byte", "it's \"quoted\" &#x27;", "1. item", "\u202ebackwards",
+    "a | b | c", "two\nlines", "old\rends\r\n", "`code` ```fence```", "<b>bold</b> <script>alert(1)</script>",
+    "# heading", "emoji 🧪 and 東京", "مرحبا بالعالم", "x" * 10_000, "[link](http://x.example) ![i](y)",
+    "$math$ and ~~strike~~ __u__",
+    "--- \u2028 *** &amp; &#124; \\| trailing\\", "null\x00byte", "it's \"quoted\" &#x27;",
+    "1. item", "\u202ebackwards",
 ]  # fmt: skip
 
 

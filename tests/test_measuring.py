@@ -71,9 +71,7 @@ def test_a_run_is_measured_on_its_own_data_and_its_test_score_is_that_of_the_rec
     texts = list(dict.fromkeys(text for first, second, _ in pairs for text in (first, second)))
     vectors = dict(zip(texts, stock.encode(texts).astype(np.float64), strict=True))
     cosines = [float(vectors[first] @ vectors[second]) for first, second, _ in pairs]
-    assert tasks.dev.spearman == pytest.approx(
-        100 * spearmanr([p[2] for p in pairs], cosines).statistic, abs=1e-4
-    )
+    assert tasks.dev.spearman == pytest.approx(100 * spearmanr([p[2] for p in pairs], cosines).statistic, abs=1e-4)
     alike = [(first, second) for first, second, gold in pairs if gold >= 4]
     assert tasks.geometry.pairs == tasks.retrieval.n == len(alike) == 16
     assert tasks.geometry.sentences == tasks.retrieval.sentences == len(texts)

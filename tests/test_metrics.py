@@ -10,7 +10,15 @@ import torch
 from scipy.stats import spearmanr
 
 from simcse_st import InputError
-from simcse_st.evaluation.metrics import alignment, by_gold_score, correlations, mistakes, retrieval, sts_year, uniformity
+from simcse_st.evaluation.metrics import (
+    alignment,
+    by_gold_score,
+    correlations,
+    mistakes,
+    retrieval,
+    sts_year,
+    uniformity,
+)
 
 
 def embeddings(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:

@@ -82,10 +82,9 @@ def test_a_folder_stays_if_something_is_in_it_or_it_was_there(tmp_path: Path):
     with locked(tmp_path / "old"):
         pass
     assert (tmp_path / "old").is_dir()
-    with pytest.raises(KeyError), locked(tmp_path / "used"):
-        (tmp_path / "used" / "recipe.yaml").write_text("")
-        raise KeyError
-    assert [path.name for path in (tmp_path / "used").iterdir()] == ["recipe.yaml"]
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "used"):
+        shutil.copytree(tmp_path / "nowhere", shutil.copytree(tmp_path / "old", tmp_path / "used" / "inner"))
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["inner"]
     with locked(tmp_path / "used"):  # and again
         pass
 
@@ -98,10 +97,14 @@ def test_only_the_first_of_several_processes_holds_the_folder(tmp_path: Path, mo
 
 def test_what_is_no_folder_or_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--output: .*file is a file, but must name a folder"), locked(tmp_path / "file"):
+    with (
+        pytest.raises(InputError, match="--output: .*file is a file, but must name a folder"),
+        locked(tmp_path / "file"),
+    ):
         pass
-    with pytest.raises(InputError, match="--output: cannot write to .*: Not a directory"), locked(
-        tmp_path / "file" / "inner"
+    with (
+        pytest.raises(InputError, match="--output: cannot write to .*: Not a directory"),
+        locked(tmp_path / "file" / "inner"),
     ):
         pass
     assert (tmp_path / "file").read_text() == ""
@@ -117,7 +120,9 @@ def test_a_run_is_finished_when_its_card_is_written(run: Path, tmp_path: Path):
         (copy / missing).unlink()
         assert not Run(copy).is_finished
         assert Run(copy).is_begun == (missing != "recipe.yaml")
-        with pytest.raises(InputError, match=r"copy is (no run folder: it has no recipe.yaml|of a run that did not end)"):
+        with pytest.raises(
+            InputError, match=r"copy is (no run folder: it has no recipe.yaml|of a run that did not end)"
+        ):
             open_run(copy)
         shutil.rmtree(copy)
 
@@ -130,7 +135,9 @@ def test_a_model_that_was_changed_is_named(run: Path):
     (run / "model" / "notes.txt").unlink()
     with (run / "model" / "config.json").open("a") as file:
         file.write("\n")
-    with pytest.raises(InputError, match=r"model/config.json has changed since it was measured \(SHA-256 [0-9a-f]{64}\)"):
+    with pytest.raises(
+        InputError, match=r"model/config.json has changed since it was measured \(SHA-256 [0-9a-f]{64}\)"
+    ):
         Run(run).check_model_files()
     (run / "model" / "config.json").unlink()
     with pytest.raises(InputError, match=r"model: config.json: not there any more"):
