@@ -50,8 +50,9 @@ def test_models_of_the_hub(hub: Hub, tiny_base: Path, tiny_data: Path, tmp_path:
     hub.add_repo("model", "acme/private", files_of(tmp_path / "cls"), private=True)
     hub.add_repo("model", "acme/nothing", {"README.md": b"soon\n"})
     models = [
-        ["acme/full", None], [f"acme/full@{first}", None], ["acme/full:cls", None], ["acme/bare", None],
-        ["acme/bare", "mean"], ["acme/private", None], ["acme/nothing:mean", None], ["acme/ful", None], ["acme/full@v9", None],
+        ["acme/full", None], [f"acme/full@{first}", None], ["acme/full:cls", None],
+        ["acme/bare", None], ["acme/bare", "mean"],
+        ["acme/private", None], ["acme/nothing:mean", None], ["acme/ful", None], ["acme/full@v9", None],
     ]  # fmt: skip
     found = measure(hub, tmp_path / "home", tiny_data / "dev.csv", models)
     assert [model["revision"] for model in found[:3]] == [second, first, second]

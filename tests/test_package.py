@@ -17,6 +17,7 @@ def test_recipes_data_and_card_template_are_installed():
         ("simcse_st.data", "quickstart/train.jsonl"),
         ("simcse_st.data", "quickstart/README.md"),
         ("simcse_st.model_card", "template.md.jinja"),
+        ("simcse_st.model_card", "citations.bib"),
         ("simcse_st", "py.typed"),
     ):
         assert resources.files(package).joinpath(name).is_file(), (package, name)
