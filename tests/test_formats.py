@@ -7,14 +7,15 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from helpers import jsonl, nli
+from helpers import jsonl, loaded, nli
 from simcse_st import InputError
-from simcse_st.data import Reading, Source, load_pairs, load_sentences
+from simcse_st.recipe import HubDataset
 
 TEXTS = [
     "plain",
@@ -80,13 +81,17 @@ def in_every_form(folder: Path, rows: list[dict]) -> list[Path]:
     return [*paths, bom, parquet, *zipped]
 
 
+def quotes_of(path: Path) -> Literal["csv", "text"]:
+    return "text" if "raw" in path.name else "csv"
+
+
 def test_the_same_rows_in_every_form_give_the_same_bytes(tmp_path: Path):
     expected = [(text, f"e {text}", [f"c {text}"] if i % 2 else []) for i, text in enumerate(TEXTS)]
     prepared = {}
     for path in in_every_form(tmp_path, ROWS):
-        pairs = load_pairs(Source(str(path)))
-        assert list(pairs) == expected, path.name
-        prepared[path.name] = pairs.facts["prepared_sha256"]
+        pairs = loaded(path, quotes=quotes_of(path))
+        assert list(pairs.rows()) == expected, path.name
+        prepared[path.name] = pairs.facts.prepared_sha256
     assert len(set(prepared.values())) == 1
     assert len(prepared) == 22
 
@@ -98,10 +103,10 @@ def test_snli_dev_in_every_form(shared_data: Path, tmp_path: Path):
     rows = [{**row, "label": numbers[row["label"]]} for row in map(json.loads, lines)]
     prepared = set()
     for path in [shared_data / "nli" / "snli_dev.jsonl", *in_every_form(tmp_path, rows)]:
-        facts = load_pairs(Source(str(path))).facts
-        assert (facts["rows_read"], facts["rows_usable"], facts["pairs"]) == (9842, 9842, 3329), path.name
-        assert (facts["pairs_with_hard_negative"], facts["unique_anchors"]) == (3172, 3074)
-        prepared.add(facts["prepared_sha256"])
+        facts = loaded(path, quotes=quotes_of(path)).facts
+        assert (facts.rows_read, facts.rows_usable, facts.pairs) == (9842, 9842, 3329), path.name
+        assert (facts.pairs_with_hard_negative, facts.unique_anchors) == (3172, 3074)
+        prepared.add(facts.prepared_sha256)
     assert len(prepared) == 1
 
 
@@ -114,52 +119,56 @@ def test_class_labels_go_by_their_names_and_not_by_their_numbers(tmp_path: Path)
     )
     rows = {"premise": ["p", "p", "p"], "hypothesis": ["n", "c", "e"], "label": [0, 1, 2]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "t.parquet")
-    assert list(load_pairs(Source(str(tmp_path / "t.parquet")))) == [("p", "e", ["c"])]
+    assert list(loaded(tmp_path / "t.parquet").rows()) == [("p", "e", ["c"])]
 
 
 def test_plain_text_is_read_as_it_is(tmp_path: Path):
     (tmp_path / "t.txt").write_bytes(b'a "quote\r\n\tb\n\n a "quote\na "quote')
-    sentences = load_sentences(Source(str(tmp_path / "t.txt")))
-    assert [text for (text,) in sentences] == ['a "quote', "\tb", ' a "quote']
-    assert [sentences.facts[key] for key in ("texts", "blank_texts", "duplicate_texts", "sentences")] == [4, 1, 1, 3]
+    sentences = loaded(tmp_path / "t.txt", kind="sentences")
+    assert [text for (text,) in sentences.rows()] == ['a "quote', "\tb", ' a "quote']
+    assert (sentences.facts.texts, sentences.facts.blank_texts, sentences.facts.duplicate_texts) == (4, 1, 1)
+    assert sentences.facts.sentences == 3
 
 
-def tsv(path: Path, *lines: str) -> Source:
+def tsv(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Source(str(path))
+    return path
 
 
-def test_a_tsv_shows_itself_what_its_quotes_are_or_is_refused(tmp_path: Path):
+def test_quotes_around_a_field_of_a_tsv_are_asked_about(tmp_path: Path):
     head = "anchor\tpositive"
     path = tmp_path / "t.tsv"
-    # As spreadsheets write it: in quotes where there is a comma or a quote.
-    quoted = tsv(path, head, '"A man, in a hat."\tb', 'c\t"say ""hi"""')
-    assert list(load_pairs(quoted)) == [("A man, in a hat.", "b", []), ("c", 'say "hi"', [])]
-    assert load_pairs(quoted).facts["sources"][0]["quotes"] == "csv"
-    bare = tsv(path, head, '"A man, in a hat."\tb', 'c\tsay "hi"')
-    assert list(load_pairs(bare)) == [('"A man, in a hat."', "b", []), ("c", 'say "hi"', [])]
-    assert load_pairs(bare).facts["sources"][0]["quotes"] == "text"
-    inch = tsv(path, head, '5" disk\tx', '"Yes, sir."\t"No."')
-    assert [row[1] for row in load_pairs(inch)] == ["x", '"No."']
-    tabs = tsv(path, head, '"with\ta tab"\tb')
-    assert list(load_pairs(tabs)) == [("with\ta tab", "b", [])]
-    none = tsv(path, head, "a\tb")
-    assert "quotes" not in load_pairs(none).facts["sources"][0]
-    unclear = tsv(path, head, '"A man, in a hat."\tb')
-    with pytest.raises(InputError, match="t.tsv:2: do the quotes around a field belong to its text.*set data.quotes"):
-        load_pairs(unclear)
-    for quotes, anchor in ((True, "A man, in a hat."), (False, '"A man, in a hat."')):
-        assert next(iter(load_pairs(Source(str(path), quotes=quotes))))[0] == anchor
+    tsv(path, head, 'a\tb "c"', '5" disk\tx')
+    assert list(loaded(path).rows()) == [("a", 'b "c"', []), ('5" disk', "x", [])]
+    for line in ('"A man, in a hat."\tb', 'c\t"say ""hi"""'):
+        tsv(path, head, "a\tb", line)
+        with pytest.raises(
+            InputError, match="t.tsv:3: do the quotes around a field belong to its text.*Set data.quotes"
+        ):
+            loaded(path)
+    # As spreadsheets write it: in quotes where there is a comma, a quote or a tab.
+    tsv(path, head, '"A man, in a hat."\tb', 'c\t"say ""hi"""', '"with\ta tab"\tb')
+    assert list(loaded(path, quotes="csv").rows()) == [
+        ("A man, in a hat.", "b", []),
+        ("c", 'say "hi"', []),
+        ("with\ta tab", "b", []),
+    ]
+    tsv(path, head, '"A man, in a hat."\tb', 'c\tsay "hi"', '5" disk\t"No."')
+    assert list(loaded(path, quotes="text").rows()) == [
+        ('"A man, in a hat."', "b", []),
+        ("c", 'say "hi"', []),
+        ('5" disk', '"No."', []),
+    ]
 
 
 def test_columns_without_a_name_are_named_in_the_log_too(tmp_path: Path):
     (tmp_path / "t.csv").write_text(",anchor,positive\n0,a,b\n")
-    assert load_pairs(tmp_path / "t.csv").facts["columns_left_out"] == [""]
+    assert loaded(tmp_path / "t.csv").facts.columns_left_out == [""]
 
 
 def test_a_table_of_one_column_is_one_of_sentences(tmp_path: Path):
     (tmp_path / "t.csv").write_text('text\n"hello, there"\nbye\n')
-    assert list(load_sentences(tmp_path / "t.csv").texts()) == ["hello, there", "bye"]
+    assert list(loaded(tmp_path / "t.csv", kind="sentences").texts()) == ["hello, there", "bye"]
 
 
 def test_parquet_of_odd_types(tmp_path: Path):
@@ -176,20 +185,20 @@ def test_parquet_of_odd_types(tmp_path: Path):
     )
     for features in (b"no JSON", b'{"info": {"features": null}}', b'{"info": {"features": {"label": [1], "raw": {}}}}'):
         pq.write_table(table.replace_schema_metadata({b"huggingface": features}), tmp_path / "t.parquet")
-        pairs = load_pairs(tmp_path / "t.parquet")
-        assert list(pairs) == [("p", "h", [])]
-        assert (pairs.facts["dropped"]["no_consensus"], pairs.facts["columns_left_out"]) == (1, ["when", "raw"])
+        pairs = loaded(tmp_path / "t.parquet")
+        assert list(pairs.rows()) == [("p", "h", [])]
+        assert (pairs.facts.dropped["no_consensus"], pairs.facts.columns_left_out) == (1, ["when", "raw"])
     pq.write_table(table.rename_columns(["premise", "x", "hypothesis", "label", "raw"]), tmp_path / "t.parquet")
     with pytest.raises(
         InputError, match="t.parquet row 0: premise is DataType.date32.day.., but must be a sentence|date32"
     ):
-        load_pairs(tmp_path / "t.parquet")
+        loaded(tmp_path / "t.parquet")
     twice = pa.Table.from_arrays(
         [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["anchor", "positive", "positive"]
     )
     pq.write_table(twice, tmp_path / "t.parquet")
     with pytest.raises(InputError, match="t.parquet: two columns have the same name: 'anchor', 'positive', 'positive'"):
-        load_pairs(tmp_path / "t.parquet")
+        loaded(tmp_path / "t.parquet")
 
 
 PAIR = '{"anchor": "a", "positive": "b"}\n'
@@ -235,7 +244,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.csv", HEADER + 'a,"b,0\nc,d,1\ne,f",0\n', "t.csv:2: a quote opens and is not closed on this line"),
         ("t.csv", HEADER + 'a,"b,0\n"c",d,1\n', "t.csv:2: a quote opens and is not closed"),
         ("t.csv", HEADER + 'a,"b"c,0\n', "t.csv:2: not valid CSV: ',' expected after"),
-        ("t.tsv", 'premise\thypothesis\tlabel\na\t"b ""c"""\t0\na\tb "c"\t0\n', "t.tsv:3: quotes are used in two ways: line 2 .* in line 3"),
+        ("t.tsv", 'premise\thypothesis\tlabel\na\t"b ""c"""\t0\na\tb "c"\t0\n', "t.tsv:2: do the quotes around a field belong to its text"),
         ("t.csv", "premise,premise,label\n", "t.csv:1: two columns of the header have the same name"),
         ("t.csv", HEADER, "t.csv: there is no row in it .its first line is the header"),
         ("t.csv", "\n\n", "t.csv: there is no row in it"),
@@ -268,7 +277,7 @@ def test_bad_training_data_is_named_by_file_and_line(name: str, text: str | byte
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=message) as error:
-        load_pairs(Source(str(path)))
+        loaded(path)
     assert "\n" not in str(error.value)
 
 
@@ -276,40 +285,31 @@ def test_a_stray_quote_never_swallows_lines_even_if_rows_may_be_dropped(tmp_path
     path = tmp_path / "t.csv"
     path.write_text(HEADER + 'a,"b,0\nc,d,0\ne,f",0\n')
     with pytest.raises(InputError, match="t.csv:2: a quote opens and is not closed"):
-        load_pairs(Source(str(path)), Reading(strict=False))
+        loaded(path, strict=False)
     path.write_text(HEADER + "a,b,0\nc,d\ne,f,g,0\nh,i,0\n")
-    pairs = load_pairs(Source(str(path)), Reading(strict=False))
-    assert [row[0] for row in pairs] == ["a", "h"]
-    assert pairs.facts["dropped"]["broken"] == 2
+    pairs = loaded(path, strict=False)
+    assert [row[0] for row in pairs.rows()] == ["a", "h"]
+    assert pairs.facts.dropped["broken"] == 2
 
 
 def test_sources_that_are_not_there(tmp_path: Path):
     with pytest.raises(InputError, match=r"no-such.jsonl: no such file"):
-        load_pairs(Source("no-such.jsonl"))
+        loaded("no-such.jsonl")
     with pytest.raises(InputError, match=r"nowhere/\*.csv: no file matches this pattern"):
-        load_pairs(Source("nowhere/*.csv"))
+        loaded("nowhere/*.csv")
     with pytest.raises(InputError, match="is a folder: name a file in it, or several .*; it holds none"):
-        load_pairs(Source(str(tmp_path)))
+        loaded(tmp_path)
     with pytest.raises(InputError, match="no such file: download it first"):
-        load_pairs("https://example.org/pairs.jsonl")
+        loaded("https://example.org/pairs.jsonl")
     with pytest.raises(InputError, match="cannot be read: File name too long"):
-        load_pairs("x" * 5000 + ".jsonl")
-    with pytest.raises(InputError, match="no file and no data set is named"):
-        Source(())
+        loaded("x" * 5000 + ".jsonl")
     (tmp_path / "a.csv").touch()
     with pytest.raises(InputError, match="is a folder: .*; it holds 'a.csv'"):
-        load_pairs(Source(str(tmp_path)))
+        loaded(tmp_path)
     with pytest.raises(InputError, match="a.csv: there is no row in it"):
-        load_pairs(
-            Source(
-                (
-                    str(jsonl(tmp_path / "b.jsonl", [{"anchor": "a", "positive": "b"}]).reference),
-                    str(tmp_path / "a.csv"),
-                )
-            )
-        )
+        loaded([jsonl(tmp_path / "b.jsonl", [{"anchor": "a", "positive": "b"}]), str(tmp_path / "a.csv")])
     with pytest.raises(
         InputError,
         match=r"stanfordnlp/snli\[train\]: cannot be read from the Hugging Face Hub: .*HF_HUB_OFFLINE is set. To work offline",
     ):
-        load_pairs(Source("stanfordnlp/snli", split="train"))
+        loaded(HubDataset(dataset="stanfordnlp/snli", split="train"))

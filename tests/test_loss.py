@@ -331,12 +331,12 @@ def test_facts_count_what_was_seen(tiny_model: SentenceTransformer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0}, "temperature should be greater than or equal to 1e-06, not 0"),
+        ({"temperature": 0}, "temperature should be greater than or equal to 0.000001, not 0"),
         ({"temperature": math.nan}, "temperature should be .*, not nan"),
         ({"hard_negative_weight": -1.0}, "hard_negative_weight should be greater than 0, not -1.0"),
         ({"temperature": "0.05"}, "temperature should be a valid number, not '0.05'"),
         ({"temperature": True}, "temperature should be a valid number, not True"),
-        ({"temperature": 1e-320}, "temperature should be greater than or equal to 1e-06"),
+        ({"temperature": 1e-320}, "temperature should be greater than or equal to 0.000001, not 1e-320"),
         ({"chunk_size": 0}, "chunk_size should be greater than 0, not 0"),
         ({"mini_batch_size": 2.5}, "mini_batch_size should be a valid integer, not 2.5"),
         ({"mini_batch_size": True}, "mini_batch_size should be a valid integer, not True"),

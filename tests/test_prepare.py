@@ -29,7 +29,7 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
         ("p", "entailed", 0), ("p", "no", 2), ("q", "a much longer hypothesis than the others", 0), ("q", "?", -1)
     )
     source = jsonl(tmp_path / "mine.jsonl", rows)
-    folder = prepare(load_recipe("snli-sup", [*keys, f"data.train={source.reference}"]), tmp_path / "out")
+    folder = prepare(load_recipe("snli-sup", [*keys, f"data.train={source}"]), tmp_path / "out")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "recipe.yaml", "train.jsonl"]
     lines = (folder / "train.jsonl").read_bytes()
     assert lines == (
@@ -65,12 +65,12 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
 
 def test_sentences_are_written_too(keys: list[str], tmp_path: Path):
     source = jsonl(tmp_path / "mine.jsonl", nli(("p", "x", 0), ("p", "y", 1)))
-    folder = prepare(load_recipe("snli-unsup", [*keys, f"data.train={source.reference}"]), tmp_path / "out")
+    folder = prepare(load_recipe("snli-unsup", [*keys, f"data.train={source}"]), tmp_path / "out")
     assert (folder / "train.jsonl").read_text() == '{"sentence": "p"}\n{"sentence": "x"}\n{"sentence": "y"}\n'
 
 
 def test_a_folder_is_replaced_only_when_asked(keys: list[str], tmp_path: Path):
-    recipe = load_recipe("snli-sup", [*keys, f"data.train={jsonl(tmp_path / 'm.jsonl', nli(('p', 'e', 0))).reference}"])
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={jsonl(tmp_path / 'm.jsonl', nli(('p', 'e', 0)))}"])
     prepare(recipe, tmp_path / "out")
     with pytest.raises(InputError, match="out exists already"):
         prepare(recipe, tmp_path / "out")
@@ -82,7 +82,7 @@ def test_a_folder_is_replaced_only_when_asked(keys: list[str], tmp_path: Path):
 def test_what_the_user_keeps_in_the_folder_stays(keys: list[str], tmp_path: Path):
     (tmp_path / "out").mkdir()
     source = jsonl(tmp_path / "out" / "mine.jsonl", nli(("p", "e", 0)))
-    recipe = load_recipe("snli-sup", [*keys, f"data.train={source.reference}"])
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={source}"])
     with pytest.raises(InputError, match="out exists already"):
         prepare(recipe, tmp_path / "out")
     (tmp_path / "out" / "recipe.yaml").touch()
@@ -98,7 +98,7 @@ def test_years_of_sts_may_be_dev_and_test(keys: list[str], tmp_path: Path):
     (folder / "STS.input.x.txt").write_text("a\tb\nc\td\n")
     (folder / "STS.gs.x.txt").write_text("1\n2\n")
     source = jsonl(tmp_path / "m.jsonl", nli(("p", "e", 0)))
-    settings = [*keys, f"data.train={source.reference}", f"data.dev={folder}", f"data.test={folder}"]
+    settings = [*keys, f"data.train={source}", f"data.dev={folder}", f"data.test={folder}"]
     manifest = json.loads((prepare(load_recipe("snli-sup", settings), tmp_path / "out") / "manifest.json").read_text())
     assert (manifest["dev"]["pairs"], manifest["dev"]["subsets"]) == (2, {"x": 2})
 
@@ -106,7 +106,7 @@ def test_years_of_sts_may_be_dev_and_test(keys: list[str], tmp_path: Path):
 def test_a_disk_that_is_full_is_an_error_and_leaves_no_half_file(
     keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    recipe = load_recipe("snli-sup", [*keys, f"data.train={jsonl(tmp_path / 'm.jsonl', nli(('p', 'e', 0))).reference}"])
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={jsonl(tmp_path / 'm.jsonl', nli(('p', 'e', 0)))}"])
     from simcse_st.data import TrainingData
 
     def full(self: TrainingData, path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_a_recipe_expects_is_compared(
 def test_an_expectation_does_not_lapse_for_a_list(keys: list[str], tmp_path: Path):
     source = jsonl(tmp_path / "mine.jsonl", nli(("p", "e", 0)))
     expect = "data.expect={source: mine.jsonl, pairs: 7}"
-    recipe = load_recipe("snli-sup", [*keys, f"data.train=[{source.reference}]", expect])
+    recipe = load_recipe("snli-sup", [*keys, f"data.train=[{source}]", expect])
     with pytest.raises(InputError, match="data.expect is about one source, but data.train is a list"):
         prepare(recipe, tmp_path / "out")
 
@@ -166,7 +166,7 @@ def test_a_checksum_may_be_given_by_its_ends(keys: list[str], tmp_path: Path):
     for ends in (f"{digest[:8]}...{digest[-4:]}", digest):
         expect = json.dumps({"source": "mine.jsonl", "sha256": ends})
         prepare(
-            load_recipe("snli-sup", [*keys, f"data.train={source.reference}", f"data.expect={expect}"]),
+            load_recipe("snli-sup", [*keys, f"data.train={source}", f"data.expect={expect}"]),
             tmp_path / "out", overwrite=True,
         )  # fmt: skip
 
@@ -177,15 +177,15 @@ def test_another_file_of_the_published_sample_s_name_is_refused(name: str, keys:
     with pytest.raises(
         InputError, match=r"data.expect.sha256 is 0927a0b1\.\.\.7f88, but of snli_train_100k.jsonl it is"
     ):
-        prepare(load_recipe(name, [*keys, f"data.train={source.reference}"]), tmp_path / "out")
+        prepare(load_recipe(name, [*keys, f"data.train={source}"]), tmp_path / "out")
 
 
-def test_keys_that_would_do_nothing_are_refused(keys: list[str], tmp_path: Path):
+def test_keys_that_would_do_nothing_are_refused(keys: list[str]):
     for key in ("data.drop_duplicates=true", "data.nli.hard_negatives=all", "data.hard_negatives=false"):
         name = key.split("=")[0]
         section = ".".join(name.split(".")[:2])
         with pytest.raises(InputError, match=f"{section}: data.kind=sentences trains on distinct single sentences"):
-            prepare(load_recipe("snli-unsup", [*keys, "data.train=x.txt", key]), tmp_path / "out")
+            load_recipe("snli-unsup", [*keys, "data.train=x.txt", key])
 
 
 def test_the_command_says_what_it_did(keys: list[str], tmp_path: Path):
@@ -223,8 +223,9 @@ def test_the_command_says_what_it_did(keys: list[str], tmp_path: Path):
 
 GROWTH = """
 import resource, sys
-from simcse_st.data import Source, load_pairs, load_sentences
-data = (load_pairs if sys.argv[2] == "pairs" else load_sentences)(Source(sys.argv[1]))
+from simcse_st.data import load_training_data
+from simcse_st.recipe import DataSection
+data = load_training_data(DataSection(train=sys.argv[1], kind=sys.argv[2]))
 print(len(data), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 

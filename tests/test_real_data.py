@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from simcse_st import build_model, load_recipe, train
-from simcse_st.data import Source, load_graded_pairs, load_pairs
+from simcse_st.data import load_graded_pairs
 from simcse_st.evaluation.evaluators import STSEvaluator
 
 pytestmark = pytest.mark.real_data
 
 
 def test_snli_dev_makes_the_known_pairs(shared_data: Path):
-    pairs = load_pairs(Source(str(shared_data / "nli" / "snli_dev.jsonl")))
-    assert (pairs.facts["rows_read"], pairs.facts["rows_usable"]) == (9842, 9842)
-    assert (pairs.facts["pairs"], pairs.facts["pairs_with_hard_negative"]) == (3329, 3172)
-    assert len({anchor for anchor, _, _ in pairs}) == pairs.facts["unique_anchors"] == 3074
+    pairs = loaded(shared_data / "nli" / "snli_dev.jsonl")
+    assert (pairs.facts.rows_read, pairs.facts.rows_usable) == (9842, 9842)
+    assert (pairs.facts.pairs, pairs.facts.pairs_with_hard_negative) == (3329, 3172)
+    assert len({anchor for anchor, _, _ in pairs.rows()}) == pairs.facts.unique_anchors == 3074
 
 
 @pytest.mark.parametrize(("split", "count", "expected"), [("dev", 1500, 79.73), ("test", 1379, 73.50)])
 def test_minilm_read_through_cls_has_its_known_scores(
     split: str, count: int, expected: float, shared_data: Path, minilm
 ):
-    graded = load_graded_pairs(Source(str(shared_data / "stsb" / f"{split}.csv")))
+    graded = load_graded_pairs(shared_data / "stsb" / f"{split}.csv")
     assert len(graded) == count
     scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(build_model(minilm, device="cpu"))
     assert scores["spearman"] == pytest.approx(expected, abs=0.01)

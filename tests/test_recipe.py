@@ -9,8 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 from simcse_st import InputError, Recipe, load_recipe
-from simcse_st.places import resolve
-from simcse_st.recipe import shipped_recipes
+from simcse_st.data.sources import resolve
+from simcse_st.recipes import shipped_recipes
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

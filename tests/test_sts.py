@@ -11,7 +11,7 @@ import pytest
 
 from helpers import jsonl
 from simcse_st import InputError
-from simcse_st.data import Source, load_graded_pairs
+from simcse_st.data import load_graded_pairs
 
 PAIRS = [('A, "b.', "C.", 5.0), ("D", '"E', 0.0), ("F", "G", 2.5)]
 
@@ -19,7 +19,7 @@ PAIRS = [('A, "b.', "C.", 5.0), ("D", '"E', 0.0), ("F", "G", 2.5)]
 def graded(path: Path, text: str | None = None):
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    return load_graded_pairs(Source(str(path)))
+    return load_graded_pairs(path)
 
 
 def test_every_layout_gives_the_same_pairs(tmp_path: Path):
@@ -45,16 +45,16 @@ def test_every_layout_gives_the_same_pairs(tmp_path: Path):
     ]  # fmt: skip
     for pairs in found:
         assert list(zip(pairs.sentences1, pairs.sentences2, pairs.scores, strict=True)) == PAIRS
-        assert (pairs.scale, pairs.facts["scale"], pairs.facts["pairs"]) == (5.0, 5.0, 3)
-    assert found[0].facts["columns"] == ["without a header: columns 1, 2 and 3"]
-    assert found[3].facts["columns"] == ["without a header, as STS-B is published: columns 6, 7 and 5"]
-    assert found[1].facts["columns"] == ["sentence1, sentence2, score"]
+        assert (pairs.facts.scale, pairs.facts.pairs) == (5.0, 3)
+    assert found[0].facts.columns == ["without a header: columns 1, 2 and 3"]
+    assert found[3].facts.columns == ["without a header, as STS-B is published: columns 6, 7 and 5"]
+    assert found[1].facts.columns == ["sentence1, sentence2, score"]
 
 
 def test_the_scale_is_read_from_the_data_and_carried(tmp_path: Path):
     of_5 = graded(tmp_path / "five.csv", "a,b,4.0\nc,d,3.8\ne,f,0\n")
     of_1 = graded(tmp_path / "one.csv", "a,b,0.8\nc,d,0.76\ne,f,0\n")
-    assert (of_5.scale, of_1.scale) == (5.0, 1.0)
+    assert (of_5.facts.scale, of_1.facts.scale) == (5.0, 1.0)
     assert of_5.gold_of_5() == pytest.approx(of_1.gold_of_5())
     assert [gold >= 4 for gold in of_1.gold_of_5()] == [True, False, False]
 
@@ -63,7 +63,7 @@ def test_files_of_two_scales_are_not_one(tmp_path: Path):
     (tmp_path / "five.csv").write_text("a,b,4.0\nc,d,3.8\n")
     (tmp_path / "one.csv").write_text("a,b,0.8\nc,d,0.76\n")
     with pytest.raises(InputError, match="some of its files have scores up to 1, some up to 5"):
-        load_graded_pairs(Source(str(tmp_path / "*.csv")))
+        load_graded_pairs(tmp_path / "*.csv")
 
 
 def senteval(folder: Path, parts: dict[str, tuple[str, str]]) -> Path:
@@ -77,15 +77,15 @@ def senteval(folder: Path, parts: dict[str, tuple[str, str]]) -> Path:
 def test_a_senteval_year_is_its_parts_together_without_pairs_that_have_no_gold(tmp_path: Path):
     folder = senteval(tmp_path / "STS", {"news": ("a\tb\nc\td\n", "1.0\n\n"), "forum": ('e\t"f\ng\th\n', "0\n0.5\n")})
     (folder / "STS.gs.ALL.txt").write_text("1\n")
-    year = load_graded_pairs(Source(str(folder)))
+    year = load_graded_pairs(folder)
     assert list(zip(year.sentences1, year.sentences2, year.scores, strict=True)) == [
         ("e", '"f', 0),
         ("g", "h", 0.5),
         ("a", "b", 1),
     ]
-    assert year.subsets == year.facts["subsets"] == {"forum": 2, "news": 1}
-    assert (year.facts["pairs_without_score"], year.scale) == (1, 5.0)
-    assert len(year.facts["sources"]) == 4
+    assert year.facts.subsets == {"forum": 2, "news": 1}
+    assert (year.facts.pairs_without_score, year.facts.scale) == (1, 5.0)
+    assert len(year.facts.sources) == 4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_senteval_year_is_its_parts_together_without_pairs_that_have_no_gold(t
 )
 def test_bad_senteval_folders(parts: dict, message: str, tmp_path: Path):
     with pytest.raises(InputError, match=message):
-        load_graded_pairs(Source(str(senteval(tmp_path / "STS", parts))))
+        load_graded_pairs(senteval(tmp_path / "STS", parts))
 
 
 @pytest.mark.real_data
@@ -108,13 +108,13 @@ def test_bad_senteval_folders(parts: dict, message: str, tmp_path: Path):
     [(12, 3108, 5, 0), (13, 1500, 3, 0), (14, 3750, 6, 0), (15, 3000, 5, 5500), (16, 1186, 5, 7997)],
 )
 def test_the_paper_s_years(year: int, count: int, parts: int, without: int, shared_data: Path):
-    pairs = load_graded_pairs(Source(str(shared_data / "senteval-sts" / f"STS{year}-en-test")))
-    assert (len(pairs), len(pairs.subsets), pairs.facts["pairs_without_score"]) == (count, parts, without)
+    pairs = load_graded_pairs(shared_data / "senteval-sts" / f"STS{year}-en-test")
+    assert (len(pairs), len(pairs.facts.subsets), pairs.facts.pairs_without_score) == (count, parts, without)
 
 
 @pytest.mark.real_data
 def test_stsb_in_three_columns_and_as_published(shared_data: Path, tmp_path: Path):
-    plain = load_graded_pairs(Source(str(shared_data / "stsb" / "dev.csv")))
+    plain = load_graded_pairs(shared_data / "stsb" / "dev.csv")
     rows = zip(plain.sentences1, plain.sentences2, plain.scores, strict=True)
     lines = [f"main-x\tf\t2012\t{i}\t{score!r}\t{first}\t{second}" for i, (first, second, score) in enumerate(rows)]
     official = graded(tmp_path / "sts-dev.csv", "\n".join(lines) + "\n")

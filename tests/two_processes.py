@@ -45,7 +45,8 @@ def step(part: list[dict], **options: object) -> tuple[float, dict[str, list], d
         for tensor in (value, *found.values()):
             dist.all_reduce(tensor)
             tensor /= dist.get_world_size()
-    return value.item(), {name: gradient.flatten().tolist() for name, gradient in found.items()}, loss.seen.facts().model_dump()
+    flat = {name: gradient.flatten().tolist() for name, gradient in found.items()}
+    return value.item(), flat, loss.seen.facts().model_dump()
 
 
 if __name__ == "__main__":

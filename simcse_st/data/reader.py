@@ -12,7 +12,7 @@ from simcse_st.data.columns import KNOWN_NAMES, ROLES, Kind, Roles, check_column
 from simcse_st.data.files import BAD_LABEL, Row, RowError, sentence
 from simcse_st.data.sources import FileSource, HubSource
 from simcse_st.errors import InputError, excerpt
-from simcse_st.recipe import DataSection
+from simcse_st.recipe import Columns, DataSection
 from simcse_st.records import Source
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Reader:
     def _note_columns(self, row: Row, columns: Roles) -> None:
         """Takes down what the columns of a row are used for, when they are others than those of the row before."""
         if not self.sentences:
-            check_columns(row, columns, told=self.data.columns is not None)
+            check_columns(row, columns, told=self.data.columns not in (None, Columns()))
         self.left_out.update(dict.fromkeys(columns.left_out(row.cells)))
         for name in columns.negatives(row.cells):
             if name not in self.roles.setdefault("negative", []):

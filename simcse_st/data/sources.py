@@ -73,12 +73,12 @@ def find_source(
         quotes: Of TSVs whose fields stand in quotes: what these are.
     """
     if isinstance(reference, HubDataset):
-        return HubSource(reference, reference.split or split)
+        return HubSource(reference, reference.split or split, quotes)
     if isinstance(reference, (str, Path)):
         name = resolve(str(reference))
         is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
         if is_id and not exists(Path(name).expanduser()):
-            return HubSource(HubDataset(dataset=name), split)
+            return HubSource(HubDataset(dataset=name), split, quotes)
         names = [name]
     else:
         names = [resolve(name) for name in reference]
@@ -140,10 +140,17 @@ def file_record(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class HubSource:
-    """One split of a dataset on the Hub."""
+    """One split of a dataset on the Hub.
+
+    Attributes:
+        reference: What the user named.
+        split: The split.
+        quotes: Of named TSVs whose fields stand in quotes: what these are.
+    """
 
     reference: HubDataset
     split: str
+    quotes: Quotes = None
 
     @property
     def name(self) -> str:
@@ -160,7 +167,8 @@ class HubSource:
         if self.reference.files:
             folder, paths = _fetched(self)
             for path in paths:
-                yield from read_file(path, f"{self.reference.dataset}/{path.relative_to(folder)}", header=header)
+                name = f"{self.reference.dataset}/{path.relative_to(folder)}"
+                yield from read_file(path, name, header=header, quotes=self.quotes)
             return
         if not header:
             raise InputError(f"{self.name}: data.columns by numbers is for CSV and TSV; here columns have names")

@@ -30,10 +30,11 @@ def write_rows(path: Path, rows: int) -> None:
 
 def prepare(path: str, kind: str) -> None:
     """Prepares and prints rows, seconds and the peak memory of this process in MiB."""
-    from simcse_st.data import Source, load_pairs, load_sentences
+    from simcse_st.data import load_training_data
+    from simcse_st.recipe import DataSection
 
     begin = time.perf_counter()
-    data = (load_pairs if kind == "pairs" else load_sentences)(Source(path))
+    data = load_training_data(DataSection(train=path, kind=kind))
     print(len(data), time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
