@@ -251,12 +251,12 @@ def damage(name: str, folder: Path) -> None:
         ("checkpoints/checkpoint-7/trainer_state.json", "trainer_state.json is missing"),
         ("-checkpoints/checkpoint-7/optimizer.pt", "optimizer.pt has .* bytes, not "),
         ("-checkpoints/checkpoint-7/model.safetensors", "model.safetensors has .* bytes, not "),
-        ("-checkpoints/checkpoint-7/simcse_st.json", "checkpoint-7/simcse_st.json cannot be read"),
+        ("-checkpoints/checkpoint-7/simcse_st.json", "checkpoint-7/simcse_st.json: not a record of this command"),
         ("checkpoints/best-*", "checkpoints/best-4/.* is missing"),
         ("history.jsonl", "history.jsonl is shorter than it was"),
         ("-history.jsonl", "history.jsonl is shorter than it was"),
-        ("-manifest.json", "manifest.json cannot be read"),
-        ("environment.json", "environment.json cannot be read"),
+        ("-manifest.json", "manifest.json: not a record of this command"),
+        ("environment.json", "environment.json: cannot be read"),
     ],
 )
 def test_a_damaged_run_is_not_gone_on_with(name: str, message: str, stopped: Path, recipe: Recipe, tmp_path: Path):
@@ -307,7 +307,7 @@ def test_a_run_killed_at_its_very_end_is_finished(recipe: Recipe, tmp_path: Path
     changed = with_(recipe, "card", notes="more")
     train(changed, tmp_path / "run", resume=True)
     assert "run is finished: its results stand" in caplog.text
-    assert "card.* has changed since: simcse-st card" in caplog.text
+    assert "card.* has changed: simcse-st card" in caplog.text
     assert outcome(tmp_path / "run") == before
 
 
