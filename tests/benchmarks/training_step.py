@@ -2,7 +2,7 @@
 
     python tests/benchmarks/training_step.py SNLI.jsonl [--size minilm|bert-base] [--batch 64] [--steps 8] [--rounds 3]
 
-The rows are labelled NLI, as ``load_pairs`` reads them; the triplets are those with a hard negative, in file order,
+The rows are labelled NLI, as the package reads them; the triplets are those with a hard negative, in file order,
 shuffled by seed 1. All train the same encoder on the same batches, dropout on, 32 tokens at most. After a warm-up they
 take turns, so that what else the machine does meets all of them; a figure is the median over the turns. With
 ``--profile`` the package's own step is taken apart, and with ``--cached 64`` it is also run with gradient caching.
@@ -33,9 +33,10 @@ from transformers import BertConfig, BertModel, TrainerCallback
 from transformers.utils import logging
 
 from simcse_st import SimCSECollator, SimCSELoss, SimCSETrainer, build_model
-from simcse_st.data import Source, load_pairs
-from simcse_st.places import resolve
 from simcse_st.console import set_environment
+from simcse_st.data import load_training_data
+from simcse_st.data.sources import resolve
+from simcse_st.recipe import DataSection
 
 WARM_UP = 2  # steps of each turn that do not count
 KINDS = {  # of the profile, by parts of the names of PyTorch's operations; the first that fits
@@ -202,7 +203,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     set_environment()  # as the command line does, for all of them
-    rows = [row for row in load_pairs(Source(arguments.data)) if row[2]]
+    rows = [row for row in load_training_data(DataSection(train=arguments.data)).rows() if row[2]]
     columns = [[anchor, positive, negatives[0]] for anchor, positive, negatives in rows]
     data = Dataset.from_dict(
         dict(zip(("anchor", "positive", "negative"), map(list, zip(*columns, strict=True)), strict=True))
