@@ -21,10 +21,16 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, RunError, train
+from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import STSCallback
-from simcse_st.evaluation.evaluators import STSEvaluator
-from simcse_st.training.checkpoints import BestState, Checkpoint, CheckpointCallback, CheckpointRecord, latest_checkpoint
+from simcse_st.training.checkpoints import (
+    BestState,
+    Checkpoint,
+    CheckpointCallback,
+    CheckpointRecord,
+    latest_checkpoint,
+)
 
 SHORT = {"eval_steps": 4, "save_steps": 3, "epochs": 3, "early_steps": 2}
 

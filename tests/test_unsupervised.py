@@ -16,11 +16,11 @@ from torch import nn
 
 from helpers import collect, sentences
 from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, build_model, load_recipe, train
-from simcse_st.training.callbacks import LossCallback
 from simcse_st.data import TrainingData, load_training_data
 from simcse_st.errors import RunError
 from simcse_st.models import dropout_probabilities
 from simcse_st.recipe import DataSection
+from simcse_st.training.callbacks import LossCallback
 
 
 def two_views(model: SentenceTransformer, *, shared: bool) -> torch.Tensor:
@@ -120,7 +120,8 @@ def test_sentences_are_the_distinct_texts_in_their_order(tmp_path: Path):
     (tmp_path / "t.txt").write_text("b\na\n\nb\nb \n")
     plain = load_sentences(tmp_path / "t.txt")
     assert list(plain.texts()) == ["b", "a", "b "]
-    assert [getattr(plain.facts, key) for key in ("rows_read", "texts", "blank_texts", "duplicate_texts")] == [5, 4, 1, 1]
+    facts = plain.facts
+    assert (facts.rows_read, facts.texts, facts.blank_texts, facts.duplicate_texts) == (5, 4, 1, 1)
 
     rows = [("p", "x", 0), ("q", "never", -1), ("p", "y", 1), ("x", "p", 2)]
     lines = (json.dumps({"premise": p, "hypothesis": h, "label": label}) for p, h, label in rows)
