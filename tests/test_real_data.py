@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import loaded
 from simcse_st import build_model, load_recipe, train
 from simcse_st.data import load_graded_pairs
 from simcse_st.evaluation.evaluators import STSEvaluator
@@ -41,7 +42,7 @@ def test_fifty_steps_on_snli_dev(shared_data: Path, minilm: Path, tmp_path: Path
         "data.dev": stsb / "dev.csv", "data.test": stsb / "test.csv",
         "training.batch_size": 64, "training.learning_rate": "5e-5", "training.max_steps": 50, "training.eval_steps": 25,
     }  # fmt: skip
-    result = train(load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()]), tmp_path / "run")
+    run = train(load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()]), tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["base"]["dev"] == pytest.approx(79.73, abs=0.01)
     assert results["base"]["test"] == pytest.approx(73.50, abs=0.01)
@@ -58,7 +59,7 @@ sys.modules["simcse_st"] = None
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 first, second, gold = zip(*csv.reader(open({str(stsb / "dev.csv")!r}, encoding="utf-8")))
-model = SentenceTransformer({str(result.folder / "model")!r}, device="cpu")
+model = SentenceTransformer({str(run.folder / "model")!r}, device="cpu")
 scores = EmbeddingSimilarityEvaluator(first, second, [float(score) for score in gold], batch_size=64)(model)
 print(repr(float(100 * scores["spearman_cosine"])), abs((model.encode(list(first[:9])) ** 2).sum(1) - 1).max())
 """
@@ -83,10 +84,10 @@ def test_two_dropout_masks_teach_what_one_does_not(shared_data: Path, minilm: Pa
             "data.dev": stsb / "dev.csv", "data.test": stsb / "test.csv",
             "training.max_steps": 60, "training.eval_steps": 60,
         }  # fmt: skip
-        result = train(load_recipe(name, [f"{key}={value}" for key, value in keys.items()]), tmp_path / name)
-        assert result.results["base"]["dev"] == pytest.approx(79.73, abs=0.01)
-        scores[name] = result.results["dev"]["spearman"]
-        test = result.results["test"]["spearman"]
+        run = train(load_recipe(name, [f"{key}={value}" for key, value in keys.items()]), tmp_path / name)
+        assert run.results.base["dev"] == pytest.approx(79.73, abs=0.01)
+        scores[name] = run.results.dev.spearman
+        test = run.results.test.spearman
         print(f"\n{name}: dev {scores[name]:.2f}, test {test:.2f}")
     assert scores["snli-unsup"] > 79.73
     assert scores["snli-unsup-same-mask"] < scores["snli-unsup"]

@@ -100,6 +100,12 @@ def test_every_key_is_documented():
         ("seed=99999999999", "--set: seed: should be less than 4294967296"),
         ("data.train=", "--set: data.train: should be"),
         ("model.base=''", "--set: model.base: should have at least 1 character"),
+        ("data.train=[]", "--set: data.train: should have at least 1 item, not a list"),
+        ("data.train=[a, '']", "--set: data.train.1: should have at least 1 character, not the text ''"),
+        ("data.columns.anchr=a", "--set: unknown key 'data.columns.anchr': did you mean 'data.columns.anchor'?"),
+        ("data.columns={negative: [0]}", "--set: data.columns.negative.0: should be greater than 0, not the number 0"),
+        ("data.nli.hard_negatives=lsat", "--set: data.nli.hard_negatives: should be 'first' or 'all', not the text"),
+        ("data.sample.rows=-1", "--set: data.sample.rows: should be greater than 0, not the number -1"),
     ],
 )
 def test_a_bad_override_is_named(override: str, message: str):
@@ -166,3 +172,19 @@ def test_references_into_packages():
         resolve("package:simcse_st/nothing")
     with pytest.raises(InputError, match="'no_such_package' is not installed"):
         resolve("package:no_such_package/model")
+
+
+def test_a_recipe_extends_another_but_for_the_keys_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: snli-unsup\nmodel: {pooling: mean}\ndata: {sample: null}\nseed: 7\n")
+    Path("child.yaml").write_text("extends: mine.yaml\nseed: 8\n")
+    child, parent = load_recipe("child.yaml"), load_recipe("snli-unsup")
+    assert (child.name, child.description, child.seed, child.data.sample) == ("child", "", 8, None)
+    given = {"name", "seed", "model.pooling", "data.sample"}
+    assert set(child.differences(parent)) == given
+    Path("mine.yaml").write_text("extends: child.yaml\n")
+    with pytest.raises(InputError, match=r"extends: must be another recipe's name or path, not the text 'child.yaml'"):
+        load_recipe("child.yaml")
+    Path("mine.yaml").write_text("extends: snli-unsup\nloss: {temprature: 1}\n")
+    with pytest.raises(InputError, match=r"^mine.yaml: unknown key 'loss.temprature': did you mean 'loss.temperature'"):
+        load_recipe("child.yaml")

@@ -176,8 +176,12 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     """One line for the first thing that is wrong with a recipe."""
     # A misspelt key is also a missing one, and the first is what helps.
     errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    # Of a key that takes several types, the member that got furthest is the one that was meant.
-    first = max(errors, key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"])))
+    # Of a key that takes several types, the member that got furthest is the one that was meant: that of a part of the
+    # value, or of more than its type.
+    first = max(
+        errors,
+        key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"]), not one["type"].endswith("_type")),
+    )
     # Which member of a union was tried is no part of the key.
     path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
     key = ".".join(path)
@@ -197,7 +201,7 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
         return f"{place}: the key {key!r} is missing"
     if first["type"] == "value_error":
         return f"{place}: {key}: {first['msg'].removeprefix('Value error, ')}"
-    problem = re.sub(r"^(Input|String|Value) ", "", first["msg"])
+    problem = re.sub(r"^(Input|String|Value|List) | after validation, not \d+$", "", first["msg"])
     problem = "should be a mapping" if first["type"] == "model_type" else problem
     return f"{place}: {key}: {problem}, not {_kind(first['input'])}"
 
