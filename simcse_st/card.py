@@ -28,7 +28,7 @@ from simcse_st.evaluation.records import (
 from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
 from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe, shipped_recipes
-from simcse_st.records import SPLITS, GradedFacts, Pushes, Source, Split
+from simcse_st.records import SPLITS, GradedFacts, Source, Split
 from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
 
 _EXCERPT = 160  # characters of a sentence that is quoted
@@ -74,8 +74,8 @@ def write_card(run: Run | str | Path, overrides: Iterable[str] = ()) -> Path:
 
 def render_card(run: Run, recipe: Recipe | None = None) -> Path:
     """Writes the card in a run folder that this process holds; with a recipe, also that."""
-    pushed = run.read(Pushes).repo if run.has(Pushes) else None
-    text = compose_card(run, pushed, recipe)
+    pushes = run.pushes()
+    text = compose_card(run, pushes[0].repo if pushes else None, recipe)
     if recipe:
         write_text(run.folder / RECIPE, recipe.to_yaml())
     write_text(run.model_path / CARD, text)

@@ -41,9 +41,6 @@ def quiet_libraries() -> None:
     logging.getLogger("transformers.modeling_utils").addFilter(_is_no_inventory)
     if not sys.warnoptions:  # or whoever asked for them gets them
         warnings.simplefilter("ignore", FutureWarning)  # of one library to another: nobody at a terminal can follow it
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 def quiet_bars() -> None:

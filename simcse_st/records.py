@@ -269,4 +269,4 @@ class Pushes(Push):
 
     FILE: ClassVar = "push.json"
 
-    earlier: list[Push] = []
+    earlier: list[Push]

@@ -121,7 +121,10 @@ class Run:
         """What was published of the run: the last push first, and of each repository and branch the last."""
         if not self.has(Pushes):
             return []
-        last = self.read(Pushes)
+        try:
+            last = self.read(Pushes)
+        except InputError as error:
+            raise InputError(f"{error}; delete it: the next push writes it anew") from None
         return [last, *last.earlier]
 
     def has(self, kind: type[Record]) -> bool:

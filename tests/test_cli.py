@@ -18,13 +18,11 @@ from tqdm import tqdm
 from transformers import BertConfig, BertForMaskedLM
 
 from simcse_st import InputError, SimCSELoss, build_model, cli, load_recipe
-from simcse_st.evaluation.tables import Table
-from simcse_st.console import print_tables, quiet_libraries
+from simcse_st.console import Table, print_tables, quiet_libraries
 
 TORCH_FREE = """
 import sys
 from simcse_st import cli
-from simcse_st.evaluation.tables import Table
 sys.argv = {argv!r}
 try:
     cli.main()
@@ -315,10 +313,10 @@ def test_the_flags_drop_what_belongs_to_the_recipe_s_own_base_and_data(
     ],
 )
 def test_a_licence_is_of_the_recipe_s_own_base_and_data(options: dict, kept: bool):
-    recipe = cli._load_recipe("quickstart", **{"base": None, "data": None, "overrides": None, **options})
+    recipe = load_recipe("quickstart", **options)
     assert (recipe.card.license == "apache-2.0") == kept
     chosen = [*options.pop("overrides", []), "card.license=mit"]
-    again = cli._load_recipe("quickstart", **{"base": None, "data": None, **options, "overrides": chosen})
+    again = load_recipe("quickstart", **{**options, "overrides": chosen})
     assert again.card.license == "mit"
 
 

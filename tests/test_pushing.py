@@ -184,7 +184,7 @@ def test_a_folder_that_is_not_the_measured_model_is_not_pushed(publisher: Publis
     refused("model: optimizer.pt: not of the model that was measured")
     (model / "optimizer.pt").rename(tmp_path / "optimizer.pt")
     (model / "modules.json").rename(tmp_path / "modules.json")
-    refused("is no folder of a finished run")
+    refused("model: modules.json: not there any more")
     (tmp_path / "modules.json").rename(model / "modules.json")
     config = (model / "1_Pooling" / "config.json").read_text()
     (model / "1_Pooling" / "config.json").write_text(config.replace("cls", "mean"))
@@ -220,7 +220,7 @@ def test_a_folder_that_is_not_the_measured_model_is_not_pushed(publisher: Publis
     (run / "recipe.yaml").write_text(recipe.replace("notes: ''", "notes: 'hf_alice'"))
     refused("the card holds the token of this machine")
     (run / "recipe.yaml").write_text(recipe)
-    refused("nowhere is no folder of a finished run", tmp_path / "nowhere")
+    refused("nowhere is no run folder: it has no recipe.yaml", tmp_path / "nowhere")
     assert not publisher.hub.repos
     assert not (run / "push.json").exists()
 

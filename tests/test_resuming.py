@@ -160,9 +160,9 @@ def run_in(folder: Path, recipe: Recipe) -> None:
 
 def test_a_run_killed_at_twenty_random_moments(recipe: Recipe, tmp_path: Path):
     """Killed as the system kills: no handler runs, and files end where they were."""
-    # The processes are forked from one that has imported the libraries and done nothing else, so that they start at once.
+    # The processes are forked from one that has imported the libraries and done nothing else: they start at once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["simcse_st.training.train", "tests.test_resuming", "torch"])
+    context.set_forkserver_preload(["simcse_st.training.session", "tests.test_resuming", "torch"])
 
     def start(folder: Path) -> multiprocessing.process.BaseProcess:
         process = context.Process(target=run_in, args=(folder, recipe))

@@ -65,7 +65,7 @@ def test_names_that_are_none(published: Publisher, run: Path):
     assert published("alice/m", revision="v9").startswith("RunError: alice/m cannot be found: ")
     assert published("alice").startswith("InputError: 'alice' is no repository")
     assert published("alice/other", run=str(run)).endswith("push.json knows of no push to 'alice/other'")
-    assert published("alice/m", run=str(run.parent)).endswith("push.json knows of no push to 'alice/m'")
+    assert published("alice/m", run=str(run.parent)).endswith("is no run folder: it has no recipe.yaml")
     assert "/nowhere.csv" in published("alice/m", test="/nowhere.csv")
     published.hub.repos["model", "alice/m"].private = True
     assert published("alice/m", token="").startswith("RunError: alice/m cannot be found: there is no such repository")

@@ -1,7 +1,7 @@
 """What evaluation costs beyond encoding every distinct sentence once, alternated in one process.
 
-Run it as ``python tests/benchmarks/evaluate_once.py MODEL DEV TEST``, e.g. with STS-B's dev.csv and test.csv; prints the
-ratio of scores, geometry and retrieval together to encoding alone.
+Run it as ``python tests/benchmarks/evaluate_once.py MODEL DEV TEST``, e.g. with STS-B's dev.csv and test.csv; prints
+the ratio of scores, geometry and retrieval together to encoding alone.
 """
 
 import statistics
