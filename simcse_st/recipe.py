@@ -262,8 +262,8 @@ class CardSection(Section):
     notes: str = ""
     """A paragraph of your own, in Markdown."""
     examples: bool | None = None
-    """Whether to quote the dev pairs on which the model is most confidently wrong; null does where they are public: from
-    the hub, from a package, or STS-B itself."""
+    """Whether to quote the dev pairs on which the model is most confidently wrong; null does where they are public:
+    from the hub, from a package, or STS-B itself."""
     samples: bool = False
     """Whether to show the first three rows that were trained on. Set it before training: otherwise none is recorded."""
 

@@ -331,7 +331,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["evaluate", "x", "--tasks", "devv"], "--tasks: no task 'devv': did you mean 'dev'"),
         (["evaluate", "./nowhere", "--dev", "d.csv", "--test", "d.csv"], "there is no folder './nowhere'"),
         (["evaluate", ".", "--dev", "none.csv"], ". holds no model: it has neither modules.json nor config.json"),
-        (["evaluate", "x", "--output", "d.csv"], "--output: d.csv must be a folder, and evaluation.json in it a file"),
+        (["evaluate", "x", "--output", "d.csv"], "--output: d.csv is a file, but must name a folder"),
         (["report", "nowhere"], "nowhere: no results.json, seeds.json, ablation.json or evaluation.json"),
         (["ablate", "quickstart", "--without", "negatives"], "--without: no part 'negatives': did you mean "),
         (["ablate", "quickstart", "--without", "hard-negatives", "--seeds", "1,x"], "--seeds 1,x: give whole numbers"),
