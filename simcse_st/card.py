@@ -267,7 +267,7 @@ def _citations(run: Run, recipe: Recipe) -> list[str]:
     inputs = [manifest.train.sources, *(facts.sources for facts in graded.values())]
     for source in (source for sources in inputs for source in sources):
         if source.dataset:
-            names += [source.dataset, *(file.file for file in source.files)]
+            names += [source.dataset, *(file.file for file in source.files or ())]
         elif expect and expect.source == source.file:  # a file that is known, and was checked
             names.append(source.file)
     entries = {re.findall(r"{(.*?),", entry)[0]: entry for entry in _resource("citations.bib").strip().split("\n\n")}

@@ -45,7 +45,7 @@ class Source(Record):
     split: str | None = None
     revision: str | None = None
     """The commit that was read."""
-    files: list[InputFile] = []
+    files: list[InputFile] | None = None
     """The files of the dataset, where the recipe names them."""
     rows: int | None = None
 

@@ -261,8 +261,8 @@ def test_a_damaged_record_is_named(publisher: Publisher, run: Path):
     ):
         (run / "push.json").write_text(damage)
         answer = publisher("alice/m", run_folder=str(run))
-        assert answer.startswith(f"InputError: {run}/push.json is damaged ("), answer
-        assert answer.endswith("): delete it; the next push writes it anew")
+        assert answer.startswith(f"InputError: {run}/push.json: not a record of this command: "), answer
+        assert answer.endswith("; delete it: the next push writes it anew")
 
 
 def test_a_dry_run_changes_nothing(publisher: Publisher, run: Path):
