@@ -272,12 +272,15 @@ def test_a_hub_out_of_reach(hub: Hub, commits: dict[str, str], tiny_base: Path, 
 def test_what_is_broken_in_a_hub_data_set_is_named(hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path):
     hub.add_repo("dataset", "acme/broken", {"train.jsonl": b'{"anchor": "a", "positive": "b"}\n{"anchor": \n'})
     hub.add_repo("dataset", "acme/empty", {"README.md": b"nothing yet\n"})
+    hub.add_repo("dataset", "acme/quoted", {"train.tsv": b'anchor\tpositive\n"a, b"\tc\n'})
     keys = ["snli-sup", f"model.base={tiny_base}", "data.sample=null"]
     named = "data.train={dataset: acme/broken, files: train.jsonl}"
+    quoted = "data.train={dataset: acme/quoted, files: train.tsv}"
     found = prepare_all(
         hub, tmp_path / "home", tmp_path / "out",
         [
             [*keys, "data.train=acme/broken"], [*keys, named], [*keys, named, "data.strict=false"], [*keys, "data.train=acme/empty"],
+            [*keys, quoted], [*keys, quoted, "data.quotes=csv"], [*keys, quoted, "data.quotes=text"],
         ],
     )  # fmt: skip
     assert found[0].startswith("acme/broken[train]: cannot be read from the Hugging Face Hub: ")
@@ -286,3 +289,5 @@ def test_what_is_broken_in_a_hub_data_set_is_named(hub: Hub, commits: dict[str, 
     assert found[2][1]["train"]["dropped"]["broken"] == 1
     assert "acme/empty" in found[3]
     assert "network" not in found[3]
+    assert found[4].startswith("acme/quoted/train.tsv:2: do the quotes around a field belong to its text?")
+    assert [json.loads(lines[0])["anchor"] for lines, _ in found[5:]] == ["a, b", '"a, b"']
