@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,8 @@ from safetensors.torch import load_file, save_file
 from simcse_st import InputError, Recipe, RunError, train
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.training.batch import BatchCounter
-from simcse_st.training.callbacks import STSCallback
+from simcse_st.training.callbacks import BestState, STSCallback
 from simcse_st.training.checkpoints import (
-    BestState,
     Checkpoint,
     CheckpointCallback,
     CheckpointRecord,
@@ -81,7 +81,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = 0.0
     monkeypatch.setattr("simcse_st.training.checkpoints.time.perf_counter", lambda: now)
-    best = STSCallback(dict, tmp_path, eval_steps=1, resumable=True)  # type: ignore[arg-type]
+    best = STSCallback(dict, tmp_path, eval_steps=1)  # type: ignore[arg-type]
     state = BestState(base_metrics={}, best_metrics={}, best_sha256="", history_bytes=0)
     record = CheckpointRecord(step=1, total_steps=2, best=state, seen={}, train_seconds=7.0, files={})
     saver = CheckpointCallback(1, best, BatchCounter(), Checkpoint(tmp_path, record))
@@ -91,9 +91,17 @@ def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.M
     saver.on_train_begin(nothing, nothing, nothing)
     best.seconds += 4.0
     now = 50.0
-    saver.on_train_end(nothing, nothing, nothing)
+    step = SimpleNamespace(global_step=1, max_steps=9, is_world_process_zero=False)
+    control: Any = SimpleNamespace()
+    saver.on_step_end(nothing, step, control)  # type: ignore[arg-type]
+    assert control.should_save
+    best.seconds += 5.0  # scored and saved between two steps
     now = 90.0
-    assert saver.train_seconds() == 7.0 + 30.0 - 4.0
+    saver.on_save(nothing, step, control)  # type: ignore[arg-type]
+    now = 100.0
+    saver.on_step_end(nothing, step, control)  # type: ignore[arg-type]
+    now = 150.0
+    assert saver.train_seconds == 7.0 + (30.0 - 4.0) + 10.0
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
@@ -258,7 +266,7 @@ def damage(name: str, folder: Path) -> None:
         ("-checkpoints/checkpoint-7/optimizer.pt", "optimizer.pt has .* bytes, not "),
         ("-checkpoints/checkpoint-7/model.safetensors", "model.safetensors has .* bytes, not "),
         ("-checkpoints/checkpoint-7/simcse_st.json", "checkpoint-7/simcse_st.json: not a record of this command"),
-        ("checkpoints/best-*", "checkpoints/best-4/.* is missing"),
+        ("checkpoints/checkpoint-7/best", "checkpoint-7/best/.* is missing"),
         ("history.jsonl", "history.jsonl is shorter than it was"),
         ("-history.jsonl", "history.jsonl is shorter than it was"),
         ("-manifest.json", "manifest.json: not a record of this command"),
@@ -300,7 +308,7 @@ def test_a_run_killed_where_folders_change_goes_on(recipe: Recipe, tmp_path: Pat
         stop_at(15, patch)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "run", resume=True)
-    next((tmp_path / "run" / "checkpoints").glob("best-*")).rename(tmp_path / "run" / "model")
+    (tmp_path / "run" / "checkpoints" / "best").rename(tmp_path / "run" / "model")
     train(recipe, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
@@ -328,7 +336,7 @@ def test_the_disk_holds_one_checkpoint_and_one_best(recipe: Recipe, tmp_path: Pa
     stop_at(14, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train(recipe, tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-12", "checkpoint-14"]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "checkpoint-14"]
 
 
 def test_a_checkpoint_that_was_cut_short_is_not_resumed_from(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util.distributed import distributed_evaluation, get_world_size
+from sentence_transformers.util.distributed import distributed_evaluation, get_rank, get_world_size
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,12 +24,24 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.errors import InputError, RunError, nearest
 from simcse_st.models import tensors_sha256, weights_sha256
+from simcse_st.records import Record
 
 logger = logging.getLogger(__name__)
 
 _EARLY = 100  # steps
 
 Evaluator = Callable[[SentenceTransformer], dict[str, float]]
+
+
+class BestState(Record):
+    """What a :class:`STSCallback` goes on from."""
+
+    base_metrics: dict[str, float]
+    best_step: int | None = None
+    best_metrics: dict[str, float]
+    best_sha256: str
+    history_bytes: int
+    """How much of the history was written."""
 
 
 class STSCallback(TrainerCallback):
@@ -48,8 +60,6 @@ class STSCallback(TrainerCallback):
         step_facts: Gives what else to write beside a logged loss.
         early_steps: In the first 100 steps, where geometry changes most, metrics are also written every so many steps;
             these choose nothing.
-        resumable: Puts the weights of each best step into a folder of its own, ``BEST_MODEL-STEP``, which stays until
-            :meth:`drop_superseded` is called: once a checkpoint knows the newer ones.
 
     Attributes:
         base_metrics: The metrics before training.
@@ -75,7 +85,6 @@ class STSCallback(TrainerCallback):
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
         early_steps: int | None = None,
-        resumable: bool = False,
     ) -> None:
         if eval_steps < 1:
             raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
@@ -86,7 +95,6 @@ class STSCallback(TrainerCallback):
         self.history = Path(history) if history else None
         self.step_facts = step_facts or dict
         self.early_steps = early_steps
-        self.resumable = resumable
         self.base_metrics = base_metrics or {}
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
@@ -175,51 +183,32 @@ class STSCallback(TrainerCallback):
         self._write({"step": step, key: metrics})
         return metrics
 
-    @property
-    def kept(self) -> Path:
-        """The folder of the best weights."""
-        return (
-            self.best_model.with_name(f"{self.best_model.name}-{self.best_step}") if self.resumable else self.best_model
+    def state(self) -> BestState:
+        """What :meth:`restore` takes: the best so far."""
+        written = self.history.stat().st_size if self.history and self.history.exists() else 0
+        return BestState(
+            base_metrics=self.base_metrics,
+            best_step=self.best_step,
+            best_metrics=self.best_metrics,
+            best_sha256=self.best_sha256,
+            history_bytes=written,
         )
 
-    def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, as JSON: the best so far, and how much of the history is written."""
-        return {
-            "base_metrics": self.base_metrics,
-            "best_step": self.best_step,
-            "best_metrics": self.best_metrics,
-            "best_sha256": self.best_sha256,
-            "history_bytes": self.history.stat().st_size if self.history and self.history.exists() else 0,
-        }
-
-    def restore(self, state: dict[str, Any], *, history: bool = True) -> None:
-        """Goes back to an earlier state.
-
-        Args:
-            state: What :meth:`state` gave.
-            history: Whether to cut off what was written into the history since.
-        """
-        self.base_metrics, self.best_step = state["base_metrics"], state["best_step"]
-        self.best_metrics, self.best_sha256 = state["best_metrics"], state["best_sha256"]
-        if self.history and history:
-            os.truncate(self.history, state["history_bytes"])
-
-    def drop_superseded(self) -> None:
-        """Drops the weights of earlier best steps, and what was not written to its end."""
-        for path in self.best_model.parent.glob(f"{self.best_model.name}-*"):
-            if path != self.kept:
-                shutil.rmtree(path, ignore_errors=True)
+    def restore(self, state: BestState) -> None:
+        """Goes back to an earlier state; the history loses what was written since."""
+        self.base_metrics, self.best_step = state.base_metrics, state.best_step
+        self.best_metrics, self.best_sha256 = state.best_metrics, state.best_sha256
+        if self.history and get_rank() == 0:
+            os.truncate(self.history, state.history_bytes)
 
     def _save(self, model: SentenceTransformer) -> None:
         # Written beside the old one first: a full disk must not cost the best weights so far.
-        fresh = self.kept.with_name(f"{self.kept.name}.new")
-        if fresh.exists():
-            shutil.rmtree(fresh)
+        fresh = self.best_model.with_name(f"{self.best_model.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
         model.save_pretrained(str(fresh), create_model_card=False)
         self.best_sha256 = weights_sha256(model)
-        if self.kept.exists():
-            shutil.rmtree(self.kept)
-        fresh.rename(self.kept)
+        shutil.rmtree(self.best_model, ignore_errors=True)
+        fresh.rename(self.best_model)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.history:

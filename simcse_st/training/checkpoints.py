@@ -25,19 +25,11 @@ from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.records import Environment, Manifest, Record
 from simcse_st.run import Run, flush, read_record, write_text
 from simcse_st.training.batch import BatchCounter
-from simcse_st.training.callbacks import STSCallback
+from simcse_st.training.callbacks import BestState, STSCallback
 
 logger = logging.getLogger(__name__)
 
-
-class BestState(Record):
-    """What :class:`~simcse_st.training.callbacks.STSCallback` goes on from."""
-
-    base_metrics: dict[str, float]
-    best_step: int | None = None
-    best_metrics: dict[str, float]
-    best_sha256: str
-    history_bytes: int
+_BEST = "best"  # the folder of the best weights in a checkpoint
 
 
 class CheckpointRecord(Record):
@@ -53,12 +45,12 @@ class CheckpointRecord(Record):
     """What the loss had seen."""
     train_seconds: float
     files: dict[str, int]
-    """The sizes in bytes of its files and of the best weights', by their paths in the folder of the checkpoints."""
+    """The sizes in bytes of its files, by their paths in it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: the trainer's checkpoint, and its record."""
+    """What a run goes on from: the trainer's checkpoint with the weights that were the best by then, and its record."""
 
     folder: Path
     record: CheckpointRecord
@@ -66,14 +58,33 @@ class Checkpoint:
     def damage(self) -> str:
         """What of it is not there as it was written; "" if all is."""
         for name, size in self.record.files.items():
-            path, (place, *inside) = self.folder.parent / name, Path(name).parts
-            if not (self.folder.parent / place).exists() and self.record.step >= self.record.total_steps:
-                path = self.folder.parent.parent.joinpath("model", *inside)  # which the best weights become at the end
+            path = self.folder / name
             if not path.is_file():
                 return f"{path} is missing"
             if path.stat().st_size != size:
                 return f"{path} has {path.stat().st_size} bytes, not {size}"
         return ""
+
+    def restore(self, best: STSCallback) -> None:
+        """Puts the best weights back where they are kept, and tells the callback."""
+        best.restore(self.record.best)
+        if get_rank() == 0:
+            shutil.rmtree(best.best_model, ignore_errors=True)
+            if (self.folder / _BEST).exists():
+                _link(self.folder / _BEST, best.best_model)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Copies a folder by giving each file a second name, which takes no time and no space."""
+
+    def link(file: str, other: str) -> None:
+        try:
+            os.link(file, other)
+        except OSError:  # where files have one name only, as on a mounted cloud drive
+            shutil.copyfile(file, other)
+
+    shutil.rmtree(target, ignore_errors=True)  # of a checkpoint that was cut short
+    shutil.copytree(source, target, copy_function=link)
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -144,15 +155,14 @@ def checkpoint_to_resume(run: Run, manifest: Manifest, environment: Environment)
 class CheckpointCallback(TrainerCallback):
     """Has the trainer write a checkpoint every so many steps and at the end, and keeps the newest.
 
-    A checkpoint counts once all of it is on the disk; only then does the one before it go, with the weights that were
-    the best until then. So there are never more than two checkpoints and two of the best weights, and at any moment
-    one of each that is whole.
+    A checkpoint holds the best weights so far, too, and counts once all of it is on the disk; only then does the one
+    before it go. So there are never more than two, and at any moment one that is whole.
 
     Put it behind the callbacks that add to a checkpoint.
 
     Args:
         steps: Steps between two checkpoints.
-        best: Keeps the best weights, made with ``resumable=True``.
+        best: Keeps the best weights.
         seen: What the loss sees.
         resumed: What the run goes on from.
 
@@ -166,32 +176,25 @@ class CheckpointCallback(TrainerCallback):
         self.seen = seen
         self.resumed = resumed
         self.stop = False
-        self._before = resumed.record.train_seconds if resumed else 0.0
-        self._begin: float | None = None
-        self._end: float | None = None
-        self._elsewhere = 0.0  # of the time between the two: scoring, and writing checkpoints
-        self._asked = (0.0, 0.0)
+        self.train_seconds = resumed.record.train_seconds if resumed else 0.0
+        self._mark, self._scored = 0.0, 0.0
 
-    def train_seconds(self) -> float:
-        """Seconds of training so far, without scoring and without writing checkpoints."""
-        if self._begin is None:
-            return self._before
-        return self._before + (self._end or time.perf_counter()) - self._begin - (self.best.seconds - self._elsewhere)
+    def _since_mark(self) -> float:
+        """Seconds since this was last asked, without those in which dev was scored."""
+        now, scored = time.perf_counter(), self.best.seconds
+        seconds = now - self._mark - (scored - self._scored)
+        self._mark, self._scored = now, scored
+        return seconds
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Starts the clock."""
-        self._begin, self._elsewhere = time.perf_counter(), self.best.seconds
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stops it: loading the kept weights and scoring test are no training."""
-        self._end = time.perf_counter()
+        self._since_mark()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Asks for a checkpoint when one is due, or when the run is to stop."""
+        self.train_seconds += self._since_mark()
         stop = self.stop
         if get_world_size() > 1:  # a signal does not reach all processes within the same step
             flag = torch.tensor([int(stop)], device=args.device)
@@ -201,7 +204,6 @@ class CheckpointCallback(TrainerCallback):
         if stop:
             control.should_training_stop = True
         control.should_save = stop or state.global_step % self.steps == 0 or state.global_step >= state.max_steps
-        self._asked = (time.perf_counter(), self.best.seconds)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Makes sure that all of the checkpoint is on the disk, marks it complete, and drops what it supersedes."""
@@ -209,19 +211,18 @@ class CheckpointCallback(TrainerCallback):
             torch.distributed.barrier()  # each process has written its own random state
         if state.is_world_process_zero:
             folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            files = []
-            for whole in (folder, *([] if self.best.best_step is None else [self.best.kept])):
-                for path in (*whole.rglob("*"), whole):
-                    flush(path)
-                    if path.is_file() and path != folder / CheckpointRecord.FILE:
-                        files.append(path)
+            if self.best.best_step is not None:
+                _link(self.best.best_model, folder / _BEST)
+            for path in (*folder.rglob("*"), folder):
+                flush(path)
+            files = [path for path in folder.rglob("*") if path.is_file()]
             record = CheckpointRecord(
                 step=state.global_step,
                 total_steps=state.max_steps,
-                best=BestState(**self.best.state()),
+                best=self.best.state(),
                 seen=asdict(self.seen),
-                train_seconds=self.train_seconds(),
-                files={path.relative_to(folder.parent).as_posix(): path.stat().st_size for path in files},
+                train_seconds=self.train_seconds,
+                files={path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
             )
             if self.best.history:
                 flush(self.best.history)
@@ -231,9 +232,7 @@ class CheckpointCallback(TrainerCallback):
             for other in _checkpoints(folder.parent).values():
                 if other != folder:
                     shutil.rmtree(other, ignore_errors=True)
-            self.best.drop_superseded()
-        begin, scoring = self._asked
-        self._elsewhere -= time.perf_counter() - begin - (self.best.seconds - scoring)
+        self._since_mark()  # writing a checkpoint is no training
 
 
 @contextlib.contextmanager

@@ -87,10 +87,9 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         history=run.history_path,
         early_steps=recipe.training.early_steps,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
-        resumable=True,
     )
     if checkpoint:
-        best.restore(checkpoint.record.best.model_dump(), history=process.is_main_process)
+        checkpoint.restore(best)
     saver = CheckpointCallback(recipe.training.save_steps or recipe.training.eval_steps, best, loss.seen, checkpoint)
     total_steps = _fit(recipe, inputs, loss, saver, _arguments(recipe, inputs, run.checkpoints, process.num_processes))
     if process.is_main_process:
@@ -108,7 +107,7 @@ def _record(
     total_steps: int,
 ) -> None:
     """Measures the kept model, writes down what the run came to, and drops its checkpoints."""
-    best, seconds = saver.best, saver.train_seconds()
+    best, seconds = saver.best, saver.train_seconds
     evaluation = measure_run(recipe.name, model, inputs.dev, inputs.test)
     (measured,) = evaluation.models
     assert best.best_step is not None
@@ -261,12 +260,11 @@ def _keep(best: STSCallback, run: Run, device: str) -> SentenceTransformer:
     """Puts the best weights into ``model/`` and proves that what loads from there are those weights."""
     if best.best_step is None:
         raise RunError("no step was scored, so there are no weights to keep")
-    place = best.kept if best.kept.exists() else run.model_path  # where a run that was cut short just here put them
-    model = SentenceTransformer(str(place), device=device, local_files_only=True)
+    model = SentenceTransformer(str(best.best_model), device=device, local_files_only=True)
     if weights_sha256(model) != best.best_sha256:
-        raise RunError(f"{place} does not load as the weights that were scored at step {best.best_step}")
-    if place == best.kept:
-        place.rename(run.model_path)
+        raise RunError(f"{best.best_model} does not load as the weights that were scored at step {best.best_step}")
+    shutil.rmtree(run.model_path, ignore_errors=True)  # of a run that was cut short just here
+    best.best_model.rename(run.model_path)
     return model
 
 
