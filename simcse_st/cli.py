@@ -159,7 +159,6 @@ def evaluate(
     tasks: Annotated[
         str, typer.Option("--tasks", metavar="TASK,...", help="Names of tasks or groups (default, sts, all).")
     ] = "default",
-    pooling: Annotated[str | None, typer.Option("--pooling", help="How to read bare encoders: cls, mean.")] = None,
     dev: Annotated[
         str | None, typer.Option("--dev", metavar="FILE_OR_DATASET", help="Graded pairs in the place of STS-B dev.")
     ] = None,
@@ -190,7 +189,6 @@ def evaluate(
     record = evaluating.evaluate(
         models,
         tasks=tasks,
-        pooling=pooling,
         dev=dev,
         test=test,
         senteval=senteval,

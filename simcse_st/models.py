@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,8 +16,9 @@ import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import quiet_bars
 from simcse_st.data.sources import resolve
-from simcse_st.errors import InputError, nearest, one_line
+from simcse_st.errors import InputError, one_line
 from simcse_st.recipe import ModelSection, checked
+from simcse_st.records import ModelFacts
 from simcse_st.run import Run, run_of
 
 if TYPE_CHECKING:
@@ -48,11 +49,6 @@ class Located:
     revision: str | None = None
     run: Run | None = None
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is an encoder of which nothing says how to read it."""
-        return not self.own_pooling and not (self.folder / "modules.json").is_file()
-
 
 def locate_model(reference: str | Path) -> Located:
     """Finds a model, and fetches it if it is on the hub.
@@ -65,8 +61,9 @@ def locate_model(reference: str | Path) -> Located:
         return here
     place, own_pooling = _parts(reference)
     name, _, revision = place.partition("@")
-    with _not_of_a_recipe():
-        folder = _fetch_model(name, revision or None)
+    folder = _fetch_model(name, revision or None)
+    if not own_pooling and not (folder / "modules.json").is_file():
+        raise InputError(f"{name} is a bare encoder: say how its token vectors become one, e.g. as {name}:mean")
     return Located(str(reference), folder, own_pooling, folder.name)
 
 
@@ -77,13 +74,12 @@ def locate_here(reference: str | Path) -> Located | None:
         reference: As :func:`locate_model` takes it.
     """
     place, own_pooling = _parts(reference)
-    with _not_of_a_recipe():
-        path = Path(resolve(place)).expanduser()
-        if not place or path.is_file():
-            raise InputError(f"{place!r} is no model")
-        if not path.is_dir():
-            encoder_path(place.partition("@")[0])
-            return None
+    path = Path(resolve(place)).expanduser()
+    if not place or path.is_file():
+        raise InputError(f"{place!r} is no model")
+    if not path.is_dir():
+        encoder_path(place.partition("@")[0])
+        return None
     name = str(reference) if not path.is_absolute() or place != str(path) else "/".join([*path.parts[-2:]])
     name = f"{name}:{own_pooling}" if own_pooling and not name.endswith(f":{own_pooling}") else name
     if Run(path).is_begun:
@@ -92,6 +88,8 @@ def locate_here(reference: str | Path) -> Located | None:
         return Located(name, path / "model", own_pooling, run=Run(path))
     if not (path / "modules.json").is_file() and not (path / "config.json").is_file():
         raise InputError(f"{place} holds no model: it has neither modules.json nor config.json")
+    if not own_pooling and not (path / "modules.json").is_file():
+        raise InputError(f"{name} is a bare encoder: say how its token vectors become one, e.g. as {name}:mean")
     return Located(name, path, own_pooling, run=run_of(path))
 
 
@@ -99,42 +97,6 @@ def _parts(reference: str | Path) -> tuple[str, str]:
     """The place and the pooling that a reference names."""
     place, _, own_pooling = str(reference).rpartition(":")
     return (place, own_pooling) if own_pooling in POOLINGS else (str(reference), "")
-
-
-@contextlib.contextmanager
-def _not_of_a_recipe() -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(str(error).removeprefix("model.base: ")) from error.__cause__
-
-
-def check_poolings(found: Sequence[Located | None], pooling: str | None) -> None:
-    """Makes sure that bare encoders can be read, and that there are some if a pooling is given.
-
-    Args:
-        found: The models; None for one that has not been fetched.
-        pooling: How to read those that are bare.
-    """
-    if pooling and pooling not in POOLINGS:
-        raise InputError(f"--pooling {pooling}: {nearest(pooling, POOLINGS)}")
-    here = [model for model in found if model]
-    if pooling and len(here) == len(found) and not any(model.is_bare for model in here):
-        raise InputError(
-            f"--pooling is for bare encoders, and every model here says itself how to be read: to read one otherwise, "
-            f"name it {here[0].name}:{pooling}"
-        )
-    for model in here:
-        check_pooling(model, pooling)
-
-
-def check_pooling(found: Located, pooling: str | None) -> None:
-    """Makes sure that something says how to read a model."""
-    if found.is_bare and not pooling:
-        raise InputError(
-            f"{found.name} is a bare encoder: say how its token vectors become one, by --pooling mean or as "
-            f"{found.name}:mean"
-        )
 
 
 def encoder_path(base: str | Path) -> str:
@@ -145,19 +107,19 @@ def encoder_path(base: str | Path) -> str:
     """
     folder = Path(base).expanduser()
     if len(str(base)) > 500 or folder.is_file():
-        raise InputError(f"model.base: {str(base)[:60]!r} is no model folder")
+        raise InputError(f"{str(base)[:60]!r} is no model folder")
     if not folder.is_dir():
         if folder.is_absolute() or str(base).startswith(".") or str(base).count("/") > 1:
-            raise InputError(f"model.base: there is no folder {str(base)!r}")
+            raise InputError(f"there is no folder {str(base)!r}")
         return str(base)
     modules = folder / "modules.json"
     if modules.is_file():
         try:
             folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
         except (ValueError, LookupError, TypeError, OSError):
-            raise InputError(f"model.base: {str(modules)!r} is no list of Sentence Transformers modules") from None
+            raise InputError(f"{str(modules)!r} is no list of Sentence Transformers modules") from None
     if not (folder / "config.json").is_file():
-        raise InputError(f"model.base: {str(folder)!r} is no model folder: it has no config.json")
+        raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
     return str(folder)
 
 
@@ -197,7 +159,7 @@ def _errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
         # with a paragraph of advice, and many others where a file is broken.
         place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
         offline = " (offline: HF_HUB_OFFLINE is set)" if huggingface_hub.is_offline_mode() else ""
-        raise InputError(f"model.base: {str(base)!r} cannot be loaded {place}{offline}: {one_line(error)}") from error
+        raise InputError(f"{str(base)!r} cannot be loaded {place}{offline}: {one_line(error)}") from error
 
 
 def build_model(base: str | Path | ModelSection, *, device: str | None = None, **settings: Any) -> SentenceTransformer:
@@ -246,46 +208,32 @@ def build_model(base: str | Path | ModelSection, *, device: str | None = None, *
     return SentenceTransformer(modules=[*modules, Normalize()], device=device)
 
 
-def load_model(found: Located, pooling: str | None = None, device: str | None = None) -> SentenceTransformer:
+def load_model(found: Located, device: str | None = None) -> SentenceTransformer:
     """Loads a model that was found.
 
     Args:
         found: See :func:`locate_model`.
-        pooling: How to read it if it is a bare encoder.
         device: Where to put it.
     """
-    check_pooling(found, pooling)
     quiet_bars()
     try:
-        if found.own_pooling or found.is_bare:
-            return build_model(found.folder, pooling=found.own_pooling or pooling, device=device)
+        if found.own_pooling:
+            return build_model(found.folder, pooling=found.own_pooling, device=device)
         from sentence_transformers import SentenceTransformer
 
         model = SentenceTransformer(str(found.folder), device=device, local_files_only=True)
         check_encoder(model, found.folder)
         return model
     except InputError as error:
-        raise InputError(f"{found.name}: {str(error).removeprefix('model.base: ')}") from error.__cause__
+        raise InputError(f"{found.name}: {error}") from error.__cause__
     except Exception as error:  # of many classes, all about what stands in the folder
         raise InputError(f"{found.name} cannot be loaded as a model: {one_line(error)}") from error
 
 
-@dataclass(frozen=True)
-class Description:
+def describe_model(model: SentenceTransformer) -> ModelFacts:
     """What identifies a model, whatever it is called."""
-
-    model_sha256: str
-    modules: list[str]
-    dimension: int
-    max_length: int | None
-    parameters: int
-    precision: str
-
-
-def describe_model(model: SentenceTransformer) -> Description:
-    """Describes a model."""
     length = model.max_seq_length
-    return Description(
+    return ModelFacts(
         model_sha256=model_sha256(model),
         modules=[_describe_module(module) for module in model],
         dimension=model.get_embedding_dimension() or 0,
@@ -414,11 +362,11 @@ def _check_encoder(transformer: Any, path: str, revision: str | None) -> None:
     missing = [name for name in loading["missing_keys"] if "pooler" not in name]  # which nothing here uses
     if missing:
         raise InputError(
-            f"model.base: the checkpoint of {path!r} lacks {len(missing)} of the encoder's weights, which would start "
+            f"the checkpoint of {path!r} lacks {len(missing)} of the encoder's weights, which would start "
             f"from random values, e.g. {missing[0]}: it belongs to another architecture than its config.json says"
         )
     words = encoder.get_input_embeddings().num_embeddings
     if tokenizer is None or len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
-        raise InputError(f"model.base: {path!r} has no tokenizer (no tokenizer.json, vocab.txt or the like)")
+        raise InputError(f"{path!r} has no tokenizer (no tokenizer.json, vocab.txt or the like)")
     if len(tokenizer) > words:
-        raise InputError(f"model.base: the tokenizer of {path!r} has {len(tokenizer)} tokens, its encoder only {words}")
+        raise InputError(f"the tokenizer of {path!r} has {len(tokenizer)} tokens, its encoder only {words}")

@@ -147,6 +147,17 @@ class Manifest(Record):
         return self.dev if split == "dev" else self.test
 
 
+class ModelFacts(Record):
+    """What identifies a model, whatever it is called."""
+
+    model_sha256: str
+    modules: list[str]
+    dimension: int
+    max_length: int | None = None
+    parameters: int
+    precision: str
+
+
 # environment.json
 
 

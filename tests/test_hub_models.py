@@ -17,9 +17,9 @@ import json, sys
 from simcse_st import InputError, evaluate
 
 outcomes = []
-for reference, pooling in json.loads(sys.argv[1]):
+for reference in json.loads(sys.argv[1]):
     try:
-        record = evaluate(reference, tasks="dev", dev=sys.argv[2], pooling=pooling)
+        record = evaluate(reference, tasks="dev", dev=sys.argv[2])
         outcomes.append(record.model_dump()["models"][0])
     except InputError as error:
         outcomes.append(str(error))
@@ -31,7 +31,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def measure(hub: Hub, home: Path, dev: Path, models: list[list[str | None]], token: str = "") -> list[Any]:
+def measure(hub: Hub, home: Path, dev: Path, models: list[str], token: str = "") -> list[Any]:
     command = [sys.executable, "-c", PROGRAM, json.dumps(models), str(dev)]
     settings = hub_environment(hub, home, token)
     done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
@@ -50,9 +50,9 @@ def test_models_of_the_hub(hub: Hub, tiny_base: Path, tiny_data: Path, tmp_path:
     hub.add_repo("model", "acme/private", files_of(tmp_path / "cls"), private=True)
     hub.add_repo("model", "acme/nothing", {"README.md": b"soon\n"})
     models = [
-        ["acme/full", None], [f"acme/full@{first}", None], ["acme/full:cls", None],
-        ["acme/bare", None], ["acme/bare", "mean"],
-        ["acme/private", None], ["acme/nothing:mean", None], ["acme/ful", None], ["acme/full@v9", None],
+        "acme/full", f"acme/full@{first}", "acme/full:cls",
+        "acme/bare", "acme/bare:mean",
+        "acme/private", "acme/nothing:mean", "acme/ful", "acme/full@v9",
     ]  # fmt: skip
     found = measure(hub, tmp_path / "home", tiny_data / "dev.csv", models)
     assert [model["revision"] for model in found[:3]] == [second, first, second]
@@ -65,7 +65,7 @@ def test_models_of_the_hub(hub: Hub, tiny_base: Path, tiny_data: Path, tmp_path:
         assert isinstance(message, str)
         assert name in message
         assert "\n" not in message
-    (mine,) = measure(hub, tmp_path / "mine", tiny_data / "dev.csv", [["acme/private", None]], token="hf_alice")
+    (mine,) = measure(hub, tmp_path / "mine", tiny_data / "dev.csv", ["acme/private"], token="hf_alice")
     assert mine["modules"][1] == "Pooling(cls)"
 
 
@@ -76,7 +76,7 @@ def test_a_stack_that_cannot_be_fetched_is_not_read_otherwise(
     build_model(tiny_base, device="cpu").save_pretrained(str(tmp_path / "cls"), create_model_card=False)
     hub.add_repo("model", "acme/full", files_of(tmp_path / "cls"))
     fault = hub.fault("status", path="modules.json", status=403, times=99)
-    (message,) = measure(hub, tmp_path / "home", tiny_data / "dev.csv", [["acme/full", None]])
+    (message,) = measure(hub, tmp_path / "home", tiny_data / "dev.csv", ["acme/full"])
     assert fault.times < 99
     assert isinstance(message, str)
     assert "acme/full" in message

@@ -194,7 +194,7 @@ def test_each_sentence_is_encoded_once_for_all_tasks(tiny_base: Path, tiny_data:
 
     monkeypatch.setattr(SentenceTransformer, "forward", counted)
     dev, test = (str(tiny_data / f"{split}.csv") for split in ("dev", "test"))
-    evaluate([str(tiny_base)], pooling="mean", dev=dev, test=test)
+    evaluate([f"{tiny_base}:mean"], dev=dev, test=test)
     texts = {text for split in ("dev", "test") for pair in read_csv(tiny_data / f"{split}.csv") for text in pair[:2]}
     assert len(encoded) == len(set(encoded)) == len(texts)
 
@@ -264,11 +264,10 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
     [
         ({"tasks": ["dev", "retreival"]}, "--tasks: no task 'retreival': did you mean 'retrieval'"),
         ({"tasks": []}, "--tasks: none is given; known: 'all', "),
-        ({"pooling": "max"}, "--pooling max: "),
         ({"models": []}, "no model to evaluate"),
         ({"models": ["./nowhere"]}, "there is no folder './nowhere'"),
         ({"models": ["nobody/nothing"]}, "'nobody/nothing' cannot be loaded from the Hugging Face Hub"),
-        ({"models": ["BASE"]}, "/BASE is a bare encoder: say how .* --pooling mean or as .*/BASE:mean"),
+        ({"models": ["BASE"]}, "/BASE is a bare encoder: say how .*, e.g. as .*/BASE:mean"),
         ({"models": ["UNFINISHED"]}, "UNFINISHED is a run folder without a model: that run did not end"),
         ({"models": ["NAN"]}, "the model's embedding of '.*' is not finite"),
         ({"tasks": ["sts12"], "senteval": "/nowhere"}, "--senteval: /nowhere has no STS12-en-test, nor has downstream"),
@@ -277,7 +276,6 @@ def test_years_of_sts_from_senteval_folders(tiny_base: Path, tmp_path: Path):
         ({"models": ["NOTOKENIZER"]}, "NOTOKENIZER.* has no tokenizer"),
         ({"models": ["NOWEIGHTS"]}, "NOWEIGHTS"),
         ({"models": ["COLLAPSED"]}, "COLLAPSED: dev: the model gives all pairs the same similarity"),
-        ({"pooling": "cls"}, "--pooling is for bare encoders, and every model here says itself how to be read"),
         ({"dev": "SAME"}, "retrieval needs dev pairs with gold >= 4 of 5 whose sentences differ"),
         ({"models": [""]}, "'' is no model"),
         ({"dev": "CONSTANT"}, "all 2 scores are 3"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pair
 from simcse_st.errors import InputError, RunError, nearest, one_line
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
-from simcse_st.models import Located, check_poolings, describe_model, load_model, locate_here, locate_model
+from simcse_st.models import Located, describe_model, load_model, locate_here, locate_model
 from simcse_st.recipe import HubDataset, Reference
 from simcse_st.records import SPLITS
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
@@ -36,7 +35,6 @@ def evaluate(
     models: str | Path | Sequence[str | Path],
     *,
     tasks: str | Iterable[str] = "default",
-    pooling: str | None = None,
     dev: Reference | None = None,
     test: Reference | None = None,
     senteval: str | Path | None = None,
@@ -51,7 +49,6 @@ def evaluate(
         models: Run folders, folders and Hub ids (``owner/name@revision``). ``MODEL:cls``, ``MODEL:mean`` or
             ``MODEL:first_last_avg`` reads a model's encoder so, whatever stands on it.
         tasks: Names of tasks (``dev``, ``test``, ``geometry``, ...) or of groups (``default``, ``sts``, ``all``).
-        pooling: How to read those that are bare encoders.
         dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the Hub.
         test: The same for test.
         senteval: SentEval's folder; by default STS12-16 come from the Hub (there without their subsets).
@@ -73,18 +70,19 @@ def evaluate(
     names = [models] if isinstance(models, (str, Path)) else list(models)
     if not names:
         raise InputError("no model to evaluate")
-    check_poolings([locate_here(name) for name in names], pooling)
+    for name in names:
+        locate_here(name)
     if figures and output is None:
         raise InputError("figures need an output folder")
     for split, reference in (("dev", dev), ("test", test)):
         if reference is not None:
             check_graded_pairs(reference, _HUB_SPLIT[split])
     if output is None:
-        return _evaluate(names, wanted, pooling, _places(dev, test), senteval, None, False, mteb, device)
+        return _evaluate(names, wanted, _places(dev, test), senteval, None, False, mteb, device)
     if (Path(output) / EVALUATION).is_dir():
         raise InputError(f"--output: {Path(output) / EVALUATION} must be a file")
     with locked(Path(output)):
-        return _evaluate(names, wanted, pooling, _places(dev, test), senteval, Path(output), figures, mteb, device)
+        return _evaluate(names, wanted, _places(dev, test), senteval, Path(output), figures, mteb, device)
 
 
 def measure_run(name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs) -> Evaluation:
@@ -121,7 +119,6 @@ def _task_names(names: Iterable[str]) -> list[str]:
 def _evaluate(
     names: Sequence[str | Path],
     tasks: Sequence[str],
-    pooling: str | None,
     places: dict[str, Reference],
     senteval: str | Path | None,
     output: Path | None,
@@ -135,12 +132,11 @@ def _evaluate(
         check_matplotlib()
     leaderboard = _find_mteb_tasks(mteb) if mteb else []
     found = [locate_model(name) for name in names]
-    check_poolings(found, pooling)
     data = _load_data(tasks, found, places, senteval)
     measured: list[MeasuredModel] = []
     dev_cosines: dict[str, list[float]] = {}
     for located in found:
-        model = load_model(located, pooling, device)
+        model = load_model(located, device)
         name = located.name if located.name not in dev_cosines else f"{located.name} ({len(dev_cosines) + 1})"
         try:
             one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data)
@@ -167,8 +163,8 @@ def _measure(
     from simcse_st.evaluation.evaluators import score_model, with_average  # and with it torch
 
     results, cosines = score_model(tasks, data, model)
-    described = asdict(describe_model(model))
-    return MeasuredModel(name=name, revision=revision, **described, tasks=with_average(results)), cosines
+    facts = dict(describe_model(model))
+    return MeasuredModel(name=name, revision=revision, **facts, tasks=with_average(results)), cosines
 
 
 def _record(data: dict[str, GradedPairs], models: list[MeasuredModel], model: SentenceTransformer) -> Evaluation:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from simcse_st.records import Environment, GradedFacts, Record, Split
+from simcse_st.records import Environment, GradedFacts, ModelFacts, Record, Split
 
 YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
 ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
@@ -154,17 +154,11 @@ class Tasks(Record):
         return result.all if isinstance(result, YearScores) else result and result.spearman
 
 
-class MeasuredModel(Record):
-    """A model with what identifies it and what was measured of it."""
+class MeasuredModel(ModelFacts):
+    """A model with what was measured of it."""
 
     name: str
     revision: str | None = None
-    model_sha256: str
-    modules: list[str]
-    dimension: int
-    max_length: int | None = None
-    parameters: int
-    precision: str
     tasks: Tasks
 
 
