@@ -270,9 +270,14 @@ def _citations(run: Run, recipe: Recipe) -> list[str]:
             names += [source.dataset, *(file.file for file in source.files or ())]
         elif expect and expect.source == source.file:  # a file that is known, and was checked
             names.append(source.file)
-    entries = {re.findall(r"{(.*?),", entry)[0]: entry for entry in _resource("citations.bib").strip().split("\n\n")}
+    entries = bibtex()
     cited = [key for name in sorted(names) for part, keys in _CITED.items() if part in name for key in keys]
     return [entries[key] for key in dict.fromkeys(["gao-etal-2021-simcse", "reimers-gurevych-2019-sentence", *cited])]
+
+
+def bibtex() -> dict[str, str]:
+    """The entries of ``citations.bib`` by their keys."""
+    return {re.findall(r"{(.*?),", entry)[0]: entry for entry in _resource("citations.bib").strip().split("\n\n")}
 
 
 def _is_public(recipe: Recipe, dev: GradedFacts) -> bool:

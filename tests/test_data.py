@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from helpers import jsonl, loaded, nli
 from simcse_st import InputError
 from simcse_st.data import load_graded_pairs
-from simcse_st.data.training import Digests, count_truncated
+from simcse_st.data.training import Digests
 from simcse_st.recipe import Columns, NLISection, Sample
+from simcse_st.training.prepare import count_truncated
 
 ROWS = nli(
     ("P", "c-other-case", 2), ("p", "e1", "entailment"), ("p", "n", 1), ("q", "e2", 0), ("p", "dropped", -1),

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcse_st.console import progress
 from simcse_st.data.reader import CONTRADICTION, ENTAILMENT, LABELS, Reader
 from simcse_st.data.sources import FileSource, HubSource, digest_of, find_source
 from simcse_st.errors import InputError, RunError
 from simcse_st.recipe import DataSection, HubDataset, NLISection
-from simcse_st.records import SampleFacts, TrainFacts, Truncation
+from simcse_st.records import SampleFacts, TrainFacts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -328,33 +327,6 @@ class Digests:
         first = np.frombuffer(self._bytes, dtype=np.uint8)[::16] >> 4
         # Part by part, by the first four bits, since sorting makes copies.
         return sum(len(np.unique(digests[first == part])) for part in range(16))
-
-
-def count_truncated(tokenizer: Any, data: TrainingData, max_length: int) -> Truncation:
-    """How many training texts a limit cuts, and how much of them.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        data: The training data.
-        max_length: Tokens that are kept, special tokens included.
-    """
-    number = texts_cut = tokens_cut = tokens = 0
-    texts = iter(progress("counting tokens", None, data.texts()))
-    while batch := list(islice(texts, 1000)):
-        number += len(batch)
-        for ids in tokenizer(batch, truncation=False, verbose=False)["input_ids"]:
-            tokens += len(ids)
-            texts_cut += len(ids) > max_length
-            tokens_cut += max(0, len(ids) - max_length)
-    name = Path(tokenizer.name_or_path)
-    return Truncation(
-        tokenizer=name.name if name.is_absolute() else str(name),  # a folder of this machine is its own business
-        max_length=max_length,
-        texts=number,
-        texts_truncated=texts_cut,
-        tokens=tokens,
-        tokens_truncated=tokens_cut,
-    )
 
 
 def _check_expected(data: DataSection, facts: TrainFacts) -> None:

@@ -8,10 +8,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub  # which imports its parts as they are used
 from huggingface_hub import constants
@@ -43,8 +43,6 @@ HARMLESS = re.compile(
     r"\.gitattributes|\.gitignore|(.*/)?(LICEN[CS]E|NOTICE)[^/]*|.+\.(md|png|jpe?g|svg|gif|cff)", re.IGNORECASE
 )
 
-Result = TypeVar("Result")
-
 
 def connect(timeout: float = TIMEOUT) -> HfApi:
     """The hub's client, with a bound on its waiting: by itself it would wait for ever.
@@ -60,16 +58,47 @@ def connect(timeout: float = TIMEOUT) -> HfApi:
     if not timeout > 0:
         raise InputError(f"--timeout {timeout:g}: give seconds, more than 0")
 
-    def bound(request: Any) -> None:
-        # Here and not as the client's own time-out: the hub's calls overrule that by theirs, or by none.
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
-
     session = get_session()
-    client, hooks = type(session), session.event_hooks
-    before = [hook for hook in hooks["request"] if hook.__name__ != bound.__name__]
-    bounded = {**hooks, "request": [*before, bound]}
-    huggingface_hub.set_client_factory(lambda: client(event_hooks=bounded, follow_redirects=True, timeout=timeout))
+    client = _PATIENT.get(type(session)) or type("PatientClient", (_Patient, type(session)), {})
+    _PATIENT[client] = client
+    hooks = session.event_hooks
+    huggingface_hub.set_client_factory(lambda: client(event_hooks=hooks, follow_redirects=True, timeout=timeout))
     return huggingface_hub.HfApi()
+
+
+_PATIENT: dict[type, type] = {}
+# The calls that the hub's client does not try again by itself, and that do no more when made twice.
+_REPEATABLE = re.compile(
+    r"/api/(whoami-v2|validate-yaml|repos/create|models/[^/]+/[^/]+(/(revision|refs|auth-check|branch|discussions)\b.*)?)"
+)
+
+
+class _Patient:
+    """Of the hub's HTTP client: bounds each wait, and repeats calls while the hub or the network fails in passing."""
+
+    timeout: Any
+
+    def send(self, request: Any, **options: Any) -> Any:
+        """Sends a request."""
+        # Here and not as the client's own time-out: the hub's calls overrule that by theirs, or by none.
+        request.extensions["timeout"] = self.timeout.as_dict()
+        send = super().send  # type: ignore[misc]
+        if not _REPEATABLE.fullmatch(request.url.path):
+            return send(request, **options)
+        for number in range(RETRIES):
+            wait = 2.0**number
+            try:
+                response = send(request, **options)
+            except (HTTPError, ConnectionError, TimeoutError) as error:
+                logger.info("the hub: %s; trying again", _short(error))
+            else:
+                asked = _retry_after(response)
+                if response.status_code not in _PASSING or (asked or 0) > _LONGEST_WAIT:
+                    return response
+                logger.info("the hub: %s; trying again", response.status_code)
+                wait = wait if asked is None else asked + 1
+            time.sleep(wait)
+        return send(request, **options)
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -103,22 +132,6 @@ def check_names(repo_id: str, revision: str | None, create_pr: bool) -> None:
         raise InputError(f"--revision {revision!r}: name a branch")
 
 
-def patiently(call: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-    """Calls, and calls again while the hub or the network fails in a way that passes; for calls that change nothing.
-
-    Raises:
-        Exception: Whatever the last try raised.
-    """
-    for number in range(RETRIES):
-        try:
-            return call(*arguments, **options)
-        except Exception as error:
-            if not is_passing(error):
-                raise
-            time.sleep(pause(error, 2.0**number))
-    return call(*arguments, **options)
-
-
 def pause(error: Exception, wait: float) -> float:
     """Seconds until the next try: what the hub asks for, or the given.
 
@@ -135,7 +148,11 @@ def pause(error: Exception, wait: float) -> float:
 def retry_after(error: BaseException) -> float | None:
     """Seconds that an answer asks to wait for, if it does."""
     response = getattr(innermost(error), "response", None)
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    return None if response is None else _retry_after(response)
+
+
+def _retry_after(response: Any) -> float | None:
+    asked = response.headers.get("Retry-After", "")
     return float(asked) if re.fullmatch(r"\d+", asked) else None
 
 

@@ -20,7 +20,7 @@ from simcse_st.data.sts import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.evaluation.records import Evaluation
 from simcse_st.models import weights_sha256
-from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, patiently, remote_files, status_of
+from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files, status_of
 from simcse_st.publishing.verify import TOLERANCE, read_proof
 from simcse_st.records import SPLITS, Record
 from simcse_st.run import CARD, Run
@@ -95,7 +95,7 @@ def _folders(run: Run) -> list[Path]:
 def check_metadata(card: str) -> None:
     """Has the hub look at the card's metadata."""
     try:
-        patiently(ModelCard(card).validate, repo_type="model")
+        ModelCard(card).validate(repo_type="model")
     except ValueError as error:
         if status_of(error) not in (None, 400) or isinstance(error, json.JSONDecodeError):
             raise
@@ -106,17 +106,17 @@ def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr:
     """Finds the repository, and whether this token may change it."""
     if not get_token():
         raise InputError("no token: log in with `hf auth login`, or set HF_TOKEN to one with write permission")
-    account = patiently(api.whoami)
+    account = api.whoami()
     if _role(account) == "read":
         raise RunError(f"{repo_id}: the token of {account['name']} can only read: use one with write permission")
     try:
-        info = patiently(api.model_info, repo_id)
+        info = api.model_info(repo_id)
     except RepositoryNotFoundError:
         _check_may_create(account, repo_id)
         return Target(repo_id, branch, private, exists=False)
     if private and not info.private:
         raise InputError(f"--private: {repo_id} is public: make it private in its settings, or leave the option out")
-    patiently(api.auth_check, repo_id, write=not create_pr)
+    api.auth_check(repo_id, write=not create_pr)
     target = Target(repo_id, branch, bool(info.private))
     look(api, target)
     return target
@@ -124,13 +124,13 @@ def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr:
 
 def look(api: HfApi, target: Target) -> None:
     """Finds out what the branch is at."""
-    refs = patiently(api.list_repo_refs, target.repo_id, include_pull_requests=target.branch.startswith("refs/"))
+    refs = api.list_repo_refs(target.repo_id, include_pull_requests=target.branch.startswith("refs/"))
     heads = {ref.name: ref.target_commit for ref in refs.branches}
     heads |= {ref.ref: ref.target_commit for ref in refs.pull_requests or ()}
     target.has_branch = target.branch in heads
     if not target.has_branch and target.branch.startswith("refs/"):
         raise InputError(f"--revision {target.branch}: {target.repo_id} has no such pull request")
-    target.head = heads.get(target.branch) or str(patiently(api.model_info, target.repo_id).sha)
+    target.head = heads.get(target.branch) or str(api.model_info(target.repo_id).sha)
     target.files = remote_files(api, target.repo_id, target.head)
 
 
@@ -168,7 +168,7 @@ def _files_by_its_card(api: HfApi, target: Target) -> set[str]:
     if CARD not in target.files:
         return set()
     with tempfile.TemporaryDirectory(prefix="simcse-st-") as empty:
-        path = patiently(api.hf_hub_download, target.repo_id, CARD, revision=target.head, cache_dir=empty)
+        path = api.hf_hub_download(target.repo_id, CARD, revision=target.head, cache_dir=empty)
         try:
             proof = read_proof(ModelCard(Path(path).read_text("utf-8")).data)
         except (ValueError, TypeError, yaml.YAMLError):

@@ -24,7 +24,6 @@ from simcse_st.publishing.hub import (
     connect,
     in_one_line,
     is_passing,
-    patiently,
     pause,
     remote_files,
     status_of,
@@ -177,7 +176,7 @@ def _upload(
             _create(api, target)
             check_others(api, target, files)  # if someone else made it in between
         if not target.has_branch and not create_pr:
-            patiently(api.create_branch, target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
+            api.create_branch(target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
         if not changed and not stale:
             return _made(api, target, str(target.head), None)
         additions = [CommitOperationAdd(name, run.model_path / name) for name in changed]
@@ -193,7 +192,7 @@ def _upload(
 
 def _create(api: HfApi, target: Target) -> None:
     try:
-        patiently(api.create_repo, target.repo_id, private=target.private)
+        api.create_repo(target.repo_id, private=target.private)
     except Exception as error:
         if status_of(error) == 403:
             raise RunError(
@@ -253,13 +252,13 @@ def _find_commit(api: HfApi, target: Target, files: Mapping[str, LocalFile], cre
         RunError: Someone else has made another in between.
     """
     if create_pr:
-        refs = patiently(api.list_repo_refs, target.repo_id, include_pull_requests=True)
+        refs = api.list_repo_refs(target.repo_id, include_pull_requests=True)
         numbers = {int(ref.name.rpartition("/")[2]): ref.target_commit for ref in refs.pull_requests or ()}
         for number in sorted(numbers, reverse=True)[:_NEWEST]:
             if _holds(api, target, numbers[number], files) and _is_open(api, target, number):
                 return _made(api, target, numbers[number], number)
         return None
-    head = str(patiently(api.model_info, target.repo_id, revision=target.branch).sha)
+    head = str(api.model_info(target.repo_id, revision=target.branch).sha)
     if head == target.head:
         return None
     if _holds(api, target, head, files):
@@ -271,7 +270,7 @@ def _find_commit(api: HfApi, target: Target, files: Mapping[str, LocalFile], cre
 
 
 def _is_open(api: HfApi, target: Target, pull_request: int) -> bool:
-    return patiently(api.get_discussion_details, target.repo_id, pull_request).status in ("open", "draft")
+    return api.get_discussion_details(target.repo_id, pull_request).status in ("open", "draft")
 
 
 def _holds(api: HfApi, target: Target, commit: str, files: Mapping[str, LocalFile]) -> bool:

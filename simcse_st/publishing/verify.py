@@ -28,7 +28,6 @@ from simcse_st.publishing.hub import (
     in_one_line,
     is_passing,
     local_file,
-    patiently,
     remote_files,
 )
 from simcse_st.recipe import HubDataset, Reference
@@ -120,7 +119,7 @@ def _verify(
     if here and not revision:
         revision = here[0][1].revision
     with in_one_line(f"{repo_id} cannot be found"):
-        commit = str(patiently(api.model_info, repo_id, revision=revision).sha)
+        commit = str(api.model_info(repo_id, revision=revision).sha)
     run, pushed = next(((run, push) for run, push in pushes if push.commit == commit), (None, None))
     if here and not pushed:
         of_run, push = here[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,6 +94,15 @@ def chunk_ranges(lengths: Sequence[int], pass_cost: int) -> list[tuple[int, int]
         ranges.append((int(edges[best_begin[end]]), int(edges[end])))
         end = best_begin[end]
     return ranges[::-1]
+
+
+def word_embeddings(module: nn.Module) -> nn.Module | None:
+    """Those of the module's encoder, if it has one, and that has any."""
+    encoder: Any = getattr(module, "auto_model", None)
+    try:
+        return encoder.get_input_embeddings() if encoder is not None else None
+    except NotImplementedError:
+        return None
 
 
 @contextmanager

@@ -13,13 +13,12 @@ from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
 from simcse_st.data.sources import resolve
-from simcse_st.data.training import count_truncated
 from simcse_st.errors import InputError
 from simcse_st.models import build_model, dropout_probabilities, encoder_path
 from simcse_st.recipe import Recipe
 from simcse_st.records import Manifest
 from simcse_st.run import file_sha256
-from simcse_st.training.prepare import state_data
+from simcse_st.training.prepare import count_truncated, state_data
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
+from simcse_st.card import bibtex
 from simcse_st.recipe import LossSection, checked
 from simcse_st.training.batch import (
     BatchCounter,
@@ -24,6 +25,7 @@ from simcse_st.training.batch import (
     count_rows,
     false_negatives,
     gather_rows,
+    word_embeddings,
     words_looked_up_once,
 )
 from simcse_st.training.mlm import MaskedLanguageModel
@@ -178,7 +180,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             raise ValueError("mask_false_negatives compares texts: use SimCSECollator as data_collator")
         if self.uses_gradient_cache:
             return self.forward_cached(features, layout)
-        with words_looked_up_once(_word_embeddings(self._input_module[0]), features):
+        with words_looked_up_once(word_embeddings(self._input_module[0]), features):
             reps = [
                 [
                     chunk
@@ -274,14 +276,13 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             all_ids = None if ids is None else gather_rows(ids, counts)
 
         own = target[:, None] == negative_rows[None, :]
-        left_out = torch.zeros(len(anchors), rows + len(negatives), dtype=torch.bool, device=anchors.device)
+        masked = torch.zeros(len(anchors), rows, dtype=torch.bool, device=anchors.device)
         if ids is not None and all_ids is not None:
-            left_out[:, :rows] = false_negatives(ids, all_ids, target)
-        masked = left_out.sum()
-        if not self.share_hard_negatives:
-            left_out[:, rows:] = ~own
+            masked = false_negatives(ids, all_ids, target)
+        not_shared = torch.zeros_like(own) if self.share_hard_negatives else ~own
+        left_out = torch.cat([masked, not_shared], dim=1)
         if torch.is_grad_enabled():
-            self.seen.add(sentences, (~left_out).sum(dim=1) - 1, masked, all_devices=devices > 1)
+            self.seen.add(sentences, (~left_out).sum(dim=1) - 1, masked.sum(), all_devices=devices > 1)
 
         # Half precision cannot hold cosines over a temperature of 0.05: exp(20) overflows fp16, and bf16 has three
         # significant digits. Autocast would round the product again.
@@ -337,18 +338,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
     @property
     def citation(self) -> str:
         """BibTeX of the paper, for the model card."""
-        return """
-@inproceedings{gao-etal-2021-simcse,
-    title = "{S}im{CSE}: Simple Contrastive Learning of Sentence Embeddings",
-    author = "Gao, Tianyu and Yao, Xingcheng and Chen, Danqi",
-    booktitle = "Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing",
-    year = "2021",
-    publisher = "Association for Computational Linguistics",
-    url = "https://aclanthology.org/2021.emnlp-main.552",
-    doi = "10.18653/v1/2021.emnlp-main.552",
-    pages = "6894--6910",
-}
-"""
+        return bibtex()["gao-etal-2021-simcse"]
 
 
 def _head(before: nn.Module, device: torch.device) -> nn.Sequential:
@@ -358,12 +348,3 @@ def _head(before: nn.Module, device: torch.device) -> nn.Sequential:
     nn.init.normal_(linear.weight, std=0.02)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(linear, nn.Tanh())
-
-
-def _word_embeddings(module: nn.Module) -> nn.Module | None:
-    """Those of the module's encoder, if it has one, and that has any."""
-    encoder: Any = getattr(module, "auto_model", None)
-    try:
-        return encoder.get_input_embeddings() if encoder is not None else None
-    except NotImplementedError:
-        return None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from simcse_st.data import load_graded_pairs, load_training_data
+from simcse_st.console import progress
+from simcse_st.data import TrainingData, load_graded_pairs, load_training_data
 from simcse_st.data.sources import find_source, resolve
 from simcse_st.data.sts import check_graded_pairs
-from simcse_st.data.training import count_truncated
 from simcse_st.errors import RunError, listed
 from simcse_st.models import encoder_path, load_tokenizer
 from simcse_st.recipe import Recipe
-from simcse_st.records import SPLITS, Manifest, Record
+from simcse_st.records import SPLITS, Manifest, Record, Truncation
 from simcse_st.run import Run, check_free, locked, package_versions
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,33 @@ def check_places(recipe: Recipe) -> None:
     find_source(recipe.data.train, "train", recipe.data.quotes)
     check_graded_pairs(recipe.data.dev, "validation")
     check_graded_pairs(recipe.data.test, "test")
+
+
+def count_truncated(tokenizer: Any, data: TrainingData, max_length: int) -> Truncation:
+    """How many training texts a limit cuts, and how much of them.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        data: The training data.
+        max_length: Tokens that are kept, special tokens included.
+    """
+    number = texts_cut = tokens_cut = tokens = 0
+    texts = iter(progress("counting tokens", None, data.texts()))
+    while batch := list(islice(texts, 1000)):
+        number += len(batch)
+        for ids in tokenizer(batch, truncation=False, verbose=False)["input_ids"]:
+            tokens += len(ids)
+            texts_cut += len(ids) > max_length
+            tokens_cut += max(0, len(ids) - max_length)
+    name = Path(tokenizer.name_or_path)
+    return Truncation(
+        tokenizer=name.name if name.is_absolute() else str(name),  # a folder of this machine is its own business
+        max_length=max_length,
+        texts=number,
+        texts_truncated=texts_cut,
+        tokens=tokens,
+        tokens_truncated=tokens_cut,
+    )
 
 
 def state_data(recipe: Recipe, manifest: Manifest) -> None:
