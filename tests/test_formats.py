@@ -77,7 +77,7 @@ def in_every_form(folder: Path, rows: list[dict]) -> list[Path]:
     zipped = []
     for path in paths:
         zipped.append(path.with_name(f"z-{path.name}.gz"))
-        zipped[-1].write_bytes(gzip.compress(path.read_bytes()))
+        zipped[-1].write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     return [*paths, bom, parquet, *zipped]
 
 
@@ -248,7 +248,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.csv", "premise,premise,label\n", "t.csv:1: two columns of the header have the same name"),
         ("t.csv", HEADER, "t.csv: there is no row in it .its first line is the header"),
         ("t.csv", "\n\n", "t.csv: there is no row in it"),
-        ("t.jsonl.gz", gzip.compress(PAIR.encode() * 9)[:-9], "t.jsonl.gz: damaged gzip after line"),
+        ("t.jsonl.gz", gzip.compress(PAIR.encode() * 9, mtime=0)[:-9], "t.jsonl.gz: damaged gzip after line"),
         ("t.jsonl.gz", PAIR, "t.jsonl.gz: damaged gzip after line 0"),
         ("t.parquet", PAIR, "t.parquet: not a Parquet file that can be read"),
         ("t.parquet.gz", PAIR, "t.parquet.gz: of no known format"),
@@ -260,7 +260,7 @@ HEADER = "premise,hypothesis,label\n"
         ("t.txt", "one\rtwo\rthree\r", "t.txt:1: a carriage return within the line: are these old line ends"),
         ("t.csv", "anchor,positive\ra,b\r", "t.csv:1: a carriage return within the line"),
         ("t.txt", "a\0b\0", "t.txt:1: a NUL byte: this is binary, or UTF-16 text"),
-        ("t.jsonl", gzip.compress(PAIR.encode()), "t.jsonl: is gzip-compressed; its name must end in .gz"),
+        ("t.jsonl", gzip.compress(PAIR.encode(), mtime=0), "t.jsonl: is gzip-compressed; its name must end in .gz"),
         ("t.csv", b"PK\x03\x04abc", "t.csv: is a zip archive or an Excel workbook"),
         ("t.txt", "\ufeffa".encode("utf-32"), "t.txt: is UTF-32 text"),
         ("t.csv", "anchor|positive\n", "t.csv:1: a header of one column.*separated by bars"),
