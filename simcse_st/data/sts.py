@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os.path
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +15,16 @@ from simcse_st.data.files import (
     Quotes,
     Row,
     RowError,
+    digest_of,
     file_format,
-    first_line,
     read_file,
+    read_lines,
     sentence,
     split_quoted,
 )
-from simcse_st.data.sources import FileSource, HubSource, digest_of, exists, file_record, find_source, resolve
+from simcse_st.data.sources import FileSource, HubSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Reference
+from simcse_st.recipe import HubDataset, Reference
 from simcse_st.records import GradedFacts, Source
 
 Graded = tuple[str, str, float]
@@ -68,17 +70,18 @@ class GradedPairs:
         return [round(score * HIGHEST_SCORE / self.facts.scale, 6) for score in self.scores]
 
 
-def is_folder(reference: object) -> bool:
-    """Whether a reference is a folder of this disk, as SentEval's years are."""
-    path = Path(str(reference)).expanduser()
-    return isinstance(reference, (str, Path)) and exists(path) and path.is_dir()
-
-
 def check_graded_pairs(reference: Reference | Path, split: str) -> None:
     """Makes sure, without reading them, that the files of graded pairs are there."""
-    place = resolve(reference) if isinstance(reference, str) else reference
-    if not is_folder(place):
-        find_source(place, split)
+    if _folder(reference) is None:
+        find_source(reference, split)
+
+
+def _folder(reference: Reference | Path) -> Path | None:
+    """The folder of this disk that a reference names, as SentEval's years are."""
+    if isinstance(reference, HubDataset):
+        return None
+    path = Path(resolve(str(reference))).expanduser()
+    return path if os.path.isdir(path) else None
 
 
 def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: Quotes = None) -> GradedPairs:
@@ -95,10 +98,10 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     Raises:
         InputError: A row cannot be used, with its place; or scores are missing or all the same.
     """
-    place = resolve(reference) if isinstance(reference, str) else reference
-    if is_folder(place):
-        return _load_senteval(Path(str(place)).expanduser(), str(place))
-    source = find_source(place, split, quotes)
+    folder = _folder(reference)
+    if folder:
+        return _load_senteval(folder)
+    source = find_source(reference, split, quotes)
     pairs: list[Graded] = []
     layouts: dict[str, None] = {}
     ungraded: list[RowError] = []
@@ -160,7 +163,9 @@ def _graded(
 
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[Row, Triple, str]]:
     """Each row with its three columns, and what to say of the layout."""
-    opened: Iterable[tuple[Iterator[Row | RowError], Triple | None, str]] = [(source.rows(), None, "")]
+    opened: Iterable[tuple[Iterator[Row | RowError], Triple | None, str]] = (
+        (rows, None, "") for _, rows in source.tables()
+    )
     if isinstance(source, FileSource):
         quotes = source.quotes
         opened = (_open(path, quotes) for path in source.paths)
@@ -177,7 +182,10 @@ def _open(path: Path, quotes: Quotes) -> tuple[Iterator[Row | RowError], Triple 
     name, promised = str(path), file_format(path) or ""
     if promised not in (*DELIMITED, ".txt"):
         return read_file(path, name), None, ""
-    line = first_line(path, name)
+    line = next((line for _, line in read_lines(path, name)), "")
+    if isinstance(line, RowError):
+        raise line
+    line = line.rstrip("\r\n")
     by_tabs = line.split("\t")
     if len(by_tabs) >= 7 and _number(by_tabs[4]) is not None:
         return _official_rows(path, name), _OFFICIAL, "without a header, as STS-B is published: columns 6, 7 and 5"
@@ -232,11 +240,11 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _load_senteval(folder: Path, name: str) -> GradedPairs:
+def _load_senteval(folder: Path) -> GradedPairs:
     """All parts of a year of STS in SentEval's layout; a pair with an empty line for its score is left out."""
     inputs = sorted(folder.glob("STS.input.*.txt"))
     if not inputs:
-        raise InputError(f"{name} is a folder without SentEval's STS.input.*.txt: name a file in it")
+        raise InputError(f"{folder} is a folder without SentEval's STS.input.*.txt: name a file in it")
     pairs: list[Graded] = []
     subsets: dict[str, int] = {}
     sources, ungraded = [], 0
@@ -253,7 +261,7 @@ def _load_senteval(folder: Path, name: str) -> GradedPairs:
         subsets[part] = len(graded)
         sources += [file_record(path), file_record(gold)]
     layout = "SentEval's: two sentences a line, split by a tab, and their scores in a file of their own"
-    graded_pairs = _graded(pairs, name, sources, [layout], subsets)
+    graded_pairs = _graded(pairs, str(folder), sources, [layout], subsets)
     facts = graded_pairs.facts.model_copy(update={"pairs_without_score": ungraded})
     return replace(graded_pairs, facts=facts)
 

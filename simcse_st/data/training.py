@@ -7,19 +7,21 @@ import json
 import logging
 import os.path
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcse_st.data.reader import CONTRADICTION, ENTAILMENT, LABELS, Reader
-from simcse_st.data.sources import FileSource, HubSource, digest_of, find_source
-from simcse_st.errors import InputError, RunError
+from simcse_st.data.columns import KNOWN_NAMES, NEGATIVE_NAME, Kind, Roles, as_list
+from simcse_st.data.files import BAD_LABEL, DELIMITED, Row, RowError, digest_of, file_format, sentence
+from simcse_st.data.sources import FileSource, HubSource, find_source
+from simcse_st.errors import InputError, RunError, excerpt
 from simcse_st.recipe import DataSection, HubDataset, NLISection
 from simcse_st.records import SampleFacts, TrainFacts
 
@@ -30,9 +32,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH = 10_000
+_SHOWN = 3  # errors of rows that cannot be used
 
+Texts = tuple[int, list[str]]
+"""A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
 Pair = tuple[str, str, list[str]]
-PAIRS, SENTENCES = ("anchor", "positive", "negative"), ("sentence",)
+
+LABELS = ("entailment", "neutral", "contradiction")
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+_LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
+_NO_CONSENSUS = ("-1", "-", "")
+_WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
 PAIR_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; {negative}; rows without consensus (label "
     "-1, '-' or missing) are dropped"
@@ -99,35 +109,38 @@ def load_training_data(data: DataSection) -> TrainingData:
     import pyarrow as pa
 
     source = find_source(data.train, "train", data.quotes)
-    reader = Reader(source, data)
-    rows: Iterable[tuple[int, list[str]]] = reader.rows()
+    counts = _Counts()
+    rows = _read(source, data, counts)
     if data.sample:
-        rows = _sampled(rows, source, data.sample.rows, data.sample.seed)
-    of_kind = _Sentences() if data.kind == "sentences" else _Pairs(reader, data)
-    columns = {"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())}
-    schema = pa.schema({name: columns.get(name, pa.string()) for name in of_kind.names})
+        rows = _sampled(rows, source.name, data.sample.rows, data.sample.seed)
+    made: Iterator[tuple[Any, ...]]
+    if data.kind == "sentences":
+        made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
+    else:
+        made = _counted(_pairs(rows, source.name, data, counts), data, counts)
+        schema = pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
     digest = hashlib.sha256()
 
-    def counted() -> Iterator[tuple[Any, ...]]:
-        for row in of_kind.rows(rows):
-            digest.update(_line(of_kind.names, row).encode())
-            of_kind.count(row)
+    def hashed() -> Iterator[tuple[Any, ...]]:
+        for row in made:
+            digest.update(_line(schema.names, row).encode())
+            counts.written += 1
             yield row
 
-    path = _write(counted(), schema)
-    if not of_kind.written:
-        raise InputError(f"{source.name}: {of_kind.nothing(reader)}")
+    path = _write(hashed(), schema)
+    if not counts.written:
+        raise InputError(f"{source.name}: {_why_nothing(data, counts)}")
     facts = TrainFacts(
-        sources=reader.sources(),
-        columns=reader.roles,
-        columns_left_out=list(reader.left_out),
-        rows_read=reader.rows_read,
-        rows_usable=reader.rows_usable,
-        dropped=dict(reader.dropped),
-        unusable_rows=reader.unusable,
+        sources=source.records(counts.of_tables),
+        columns=counts.columns,
+        columns_left_out=list(counts.left_out),
+        rows_read=counts.read,
+        rows_usable=counts.usable,
+        dropped=dict(counts.dropped),
+        unusable_rows=counts.unusable,
         sample=SampleFacts(rows=data.sample.rows, seed=data.sample.seed) if data.sample else None,
         prepared_sha256=digest.hexdigest(),
-        **of_kind.facts(reader),
+        **(_sentence_facts(counts) if data.kind == "sentences" else _pair_facts(data, counts)),
     )
     _check_expected(data, facts)
     from datasets import Dataset
@@ -135,130 +148,241 @@ def load_training_data(data: DataSection) -> TrainingData:
     return TrainingData(Dataset.from_file(str(path)), facts)
 
 
-class _Pairs:
-    """Rows -> pairs with their hard negatives, and the counts of these."""
+@dataclass
+class _Counts:
+    """What is counted as rows are read, made and written."""
 
-    names = PAIRS
+    kind: Kind | None = None
+    read: int = 0
+    usable: int = 0
+    written: int = 0
+    of_tables: list[int] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=lambda: Counter(no_consensus=0, too_long=0))
+    unusable: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+    labels: Counter[int] = field(default_factory=Counter)
+    negatives: Counter[int] = field(default_factory=Counter)
+    # Digests of texts, to count different ones without holding the texts.
+    anchors: bytearray = field(default_factory=bytearray)
+    sentences: bytearray = field(default_factory=bytearray)
+    texts: int = 0
+    blank_texts: int = 0
 
-    def __init__(self, reader: Reader, data: DataSection) -> None:
-        self.reader, self.data = reader, data
-        self.written = 0
-        self.labels: Counter[int] = Counter()
-        self._negatives: Counter[int] = Counter()
-        self._anchors, self._texts = Digests(), Digests()
-        self._seen: set[bytes] = set()
 
-    def rows(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[Pair]:
-        """The pairs."""
-        for anchor, positive, negatives in self._all(rows):
-            kept = negatives if self.data.hard_negatives else []
-            if self.data.drop_duplicates:
-                digest = digest_of(anchor, positive, *kept)
-                if digest in self._seen:
-                    self.reader.dropped["duplicate"] += 1
-                    continue
-                self._seen.add(digest)
-            yield anchor, positive, kept
-
-    def _all(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[Pair]:
-        entailments: list[list[str]] = []
-        contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
-        for label, texts in rows:
-            if self.reader.kind != "labelled":
-                if self.data.nli != NLISection():
-                    name = self.reader.source.name
-                    raise InputError(f"data.nli: {name} holds pairs as they are, and no labels to make them from")
-                yield texts[0], texts[1], texts[2:]
+def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
+    """Reads the rows that can be used, once, and counts the others."""
+    mapped = data.columns.model_dump() if data.columns else {}
+    header = not any(isinstance(name, int) for value in mapped.values() for name in as_list(value))
+    seen: set[str] = set()
+    columns: Roles | None = None
+    for name, rows in source.tables(header=header):
+        columns = names = None
+        before = counts.read
+        for row in rows:
+            counts.read += 1
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                if columns is None:
+                    columns = _recognised(row, source.name, data, counts, header)
+                if row.cells.keys() != names:  # in JSON Lines, any row may have columns of its own
+                    names = row.cells.keys()
+                    negatives = columns.negatives(names)
+                    seen.update(names)
+                    if data.kind == "pairs":
+                        columns.check_left_out(row)
+                    counts.left_out.update(dict.fromkeys(columns.left_out(names)))
+                    if negatives:
+                        known = counts.columns.setdefault("negative", [])
+                        known += [column for column in negatives if column not in known]
+                texts = _parsed(row, columns, negatives, data, counts)
+            except RowError as error:
+                if data.strict:
+                    raise
+                counts.dropped[error.reason] += 1
+                counts.unusable += [str(error)][: _SHOWN - len(counts.unusable)]
                 continue
-            self.labels[label] += 1
-            if label == ENTAILMENT:
-                entailments.append(texts)
-            elif label == CONTRADICTION:
-                contradictions.setdefault(texts[0], {})[texts[1]] = None
-        wanted = 1 if self.data.nli.hard_negatives == "first" else None
-        for premise, hypothesis in entailments:
-            yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
-
-    def count(self, row: tuple[Any, ...]) -> None:
-        """Counts a pair."""
-        anchor, positive, negatives = row
-        self.written += 1
-        self._negatives[len(negatives)] += 1
-        self._anchors.add(anchor)
-        for text in (anchor, positive, *negatives):
-            self._texts.add(text)
-
-    def nothing(self, reader: Reader) -> str:
-        """Why there is no pair."""
-        if reader.kind is None:
-            return "there is no row in it that can be used"
-        rows = "rows of the sample" if self.data.sample else "rows that are left"
-        found = f"none of the {rows} is an entailment" if reader.kind == "labelled" else "no row is left"
-        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in reader.dropped.items() if count]
-        return f"no pair: {found} ({', '.join([f'{reader.rows_read} read', *numbers])})"
-
-    def facts(self, reader: Reader) -> dict[str, Any]:  # of TrainFacts
-        """The counts."""
-        words = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
-        labels = None
-        if reader.kind == "labelled":
-            words = PAIR_RULE.format(negative=NEGATIVE_RULE[self.data.nli.hard_negatives])
-            labels = {name: self.labels[number] for number, name in enumerate(LABELS)}
-        words += "" if self.data.hard_negatives else "; hard negatives are left out"
-        words += "; of equal rows the first is kept" if self.data.drop_duplicates else ""
-        with_negative = self.written - self._negatives[0]
-        return {
-            "rule": words,
-            "labels": labels,
-            "pairs": self.written,
-            "pairs_with_hard_negative": with_negative,
-            "share_with_hard_negative": with_negative / self.written,
-            "hard_negatives": sum(number * count for number, count in self._negatives.items()),
-            "hard_negatives_per_row": {str(number): self._negatives[number] for number in sorted(self._negatives)},
-            "unique_anchors": self._anchors.distinct(),
-            "unique_sentences": self._texts.distinct(),
-        }
+            if texts is not None:
+                counts.usable += 1
+                yield texts
+        if counts.read == before:
+            after = " (its first line is the header)" if file_format(Path(name)) in DELIMITED else ""
+            raise InputError(f"{name}: there is no row in it{after}")
+        counts.of_tables.append(counts.read - before)
+    absent = [name for name in (columns and columns.mapped_negatives) or () if name not in seen]
+    if absent:
+        raise InputError(f"data.columns.negative: no column {absent[0]!r} in any row of {source.name}")
 
 
-class _Sentences:
-    """Rows -> their distinct texts."""
-
-    names = SENTENCES
-
-    def __init__(self) -> None:
-        self.texts = self.written = 0
-        self._seen: set[bytes] = set()
-
-    def rows(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[str]]:
-        """The texts, each where it first occurs."""
-        for text in (text for _, texts in rows for text in texts):
-            self.texts += 1
-            if (digest := digest_of(text)) not in self._seen:
-                self._seen.add(digest)
-                yield (text,)
-
-    def count(self, row: tuple[Any, ...]) -> None:
-        """Counts a text."""
-        self.written += 1
-
-    def nothing(self, reader: Reader) -> str:
-        """Why there is no sentence."""
-        return f"none of its {reader.rows_read} rows holds a sentence to train on"
-
-    def facts(self, reader: Reader) -> dict[str, Any]:  # of TrainFacts
-        """The counts."""
-        return {
-            "rule": SENTENCE_RULE,
-            "sentences": self.written,
-            "texts": self.texts,
-            "blank_texts": reader.blank_texts,
-            "duplicate_texts": self.texts - self.written,
-        }
+def _recognised(row: Row, source: str, data: DataSection, counts: _Counts, header: bool) -> Roles:
+    """The columns of a file, by its first row."""
+    columns = Roles.of(row, data.columns)
+    if counts.kind not in (None, columns.kind):
+        raise InputError(f"{row.where}: {columns.kind}, where {counts.kind} rows came before: give one kind of data")
+    if columns.kind == "sentences" and data.kind != "sentences":
+        raise InputError(f"{source}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode")
+    if not header:
+        used = [*columns.used.values(), *columns.negatives(row.cells)]
+        cells = {name: row.cells.get(name) for name in used}
+        if any(cell in KNOWN_NAMES or NEGATIVE_NAME.fullmatch(cell or "") for cell in cells.values()):
+            raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+        shown = ", ".join(f"column {name} is {excerpt(cell, 40)}" for name, cell in cells.items())
+        logger.info("columns  without a header; in the first row %s", shown)
+    if counts.kind is None:
+        counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
+    return columns
 
 
-def _sampled(
-    rows: Iterable[tuple[int, list[str]]], source: FileSource | HubSource, count: int, seed: int
-) -> Iterator[tuple[int, list[str]]]:
+def _parsed(row: Row, columns: Roles, negatives: list[str], data: DataSection, counts: _Counts) -> Texts | None:
+    """The label and the texts of a row, or None where it is left out."""
+    label = ENTAILMENT
+    if columns.kind == "labelled":
+        found = _label(row, columns.used["label"])
+        if found is None:
+            counts.dropped["no_consensus"] += 1
+            return None
+        label = found
+    if label == NEUTRAL and data.kind == "pairs":
+        return label, []  # counts for a sample, and is not trained on
+    values = [(name, row.cells.get(name)) for name in columns.texts]
+    for name in negatives:
+        for text in as_list(row.cells.get(name)):
+            if data.kind == "pairs" and isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+                raise RowError(
+                    f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for "
+                    "lists"
+                )
+            if text is not None and text != "":
+                values.append((name, text))
+    if data.kind == "sentences":
+        kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
+        counts.blank_texts += len(values) - len(kept)
+        values = kept
+    texts = [sentence(row, name, text) for name, text in values]
+    if data.max_characters and any(len(text) > data.max_characters for text in texts):
+        counts.dropped["too_long"] += 1
+        return None
+    return (label, texts) if texts else None
+
+
+def _label(row: Row, column: str) -> int | None:
+    """0 to 2, or None where there is no consensus."""
+    value = row.cells.get(column)
+    # bool and float compare equal to int, but mean something else here.
+    if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
+        return None
+    label = _LABELS.get(str(value).lower()) if isinstance(value, str) or type(value) is int else None
+    if label is None:
+        hint = "; write whole numbers" if str(value) in ("0.0", "1.0", "2.0", "-1.0") else ""
+        raise RowError(
+            f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
+            f"or -1 for no consensus{hint}",
+            BAD_LABEL,
+        )
+    return label
+
+
+def _pairs(rows: Iterable[Texts], source: str, data: DataSection, counts: _Counts) -> Iterator[Pair]:
+    """Pairs as they are, or by the rule for labelled rows once all of these are read."""
+    entailments: list[list[str]] = []
+    contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
+    for label, texts in rows:
+        if counts.kind != "labelled":
+            if data.nli != NLISection():
+                raise InputError(f"data.nli: {source} holds pairs as they are, and no labels to make them from")
+            yield texts[0], texts[1], texts[2:]
+            continue
+        counts.labels[label] += 1
+        if label == ENTAILMENT:
+            entailments.append(texts)
+        elif label == CONTRADICTION:
+            contradictions.setdefault(texts[0], {})[texts[1]] = None
+    wanted = 1 if data.nli.hard_negatives == "first" else None
+    for premise, hypothesis in entailments:
+        yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
+
+
+def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
+    """The pairs that are trained on."""
+    seen: set[bytes] = set()
+    for anchor, positive, negatives in pairs:
+        kept = negatives if data.hard_negatives else []
+        if data.drop_duplicates:
+            digest = digest_of(anchor, positive, *kept)
+            if digest in seen:
+                counts.dropped["duplicate"] += 1
+                continue
+            seen.add(digest)
+        counts.negatives[len(kept)] += 1
+        counts.anchors += digest_of(anchor)
+        for text in (anchor, positive, *kept):
+            counts.sentences += digest_of(text)
+        yield anchor, positive, kept
+
+
+def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
+    """The texts of rows, each where it first occurs."""
+    seen: set[bytes] = set()
+    for text in (text for _, texts in rows for text in texts):
+        counts.texts += 1
+        if (digest := digest_of(text)) not in seen:
+            seen.add(digest)
+            yield (text,)
+
+
+def count_distinct(digests: bytearray) -> int:
+    """How many different ones there are among digests of 16 bytes, one behind another."""
+    array = np.frombuffer(digests, dtype="S16")
+    first = np.frombuffer(digests, dtype=np.uint8)[::16] >> 4
+    # Part by part, by the first four bits, since sorting makes copies.
+    return sum(len(np.unique(array[first == part])) for part in range(16))
+
+
+def _why_nothing(data: DataSection, counts: _Counts) -> str:
+    if data.kind == "sentences":
+        return f"none of its {counts.read} rows holds a sentence to train on"
+    if counts.kind is None:
+        return "there is no row in it that can be used"
+    rows = "rows of the sample" if data.sample else "rows that are left"
+    found = f"none of the {rows} is an entailment" if counts.kind == "labelled" else "no row is left"
+    numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
+    return f"no pair: {found} ({', '.join([f'{counts.read} read', *numbers])})"
+
+
+def _pair_facts(data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
+    labels = None
+    if counts.kind == "labelled":
+        rule = PAIR_RULE.format(negative=NEGATIVE_RULE[data.nli.hard_negatives])
+        labels = {name: counts.labels[number] for number, name in enumerate(LABELS)}
+    rule += "" if data.hard_negatives else "; hard negatives are left out"
+    rule += "; of equal rows the first is kept" if data.drop_duplicates else ""
+    with_negative = counts.written - counts.negatives[0]
+    return {
+        "rule": rule,
+        "labels": labels,
+        "pairs": counts.written,
+        "pairs_with_hard_negative": with_negative,
+        "share_with_hard_negative": with_negative / counts.written,
+        "hard_negatives": sum(number * count for number, count in counts.negatives.items()),
+        "hard_negatives_per_row": {str(number): count for number, count in sorted(counts.negatives.items()) if count},
+        "unique_anchors": count_distinct(counts.anchors),
+        "unique_sentences": count_distinct(counts.sentences),
+    }
+
+
+def _sentence_facts(counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    return {
+        "rule": SENTENCE_RULE,
+        "sentences": counts.written,
+        "texts": counts.texts,
+        "blank_texts": counts.blank_texts,
+        "duplicate_texts": counts.texts - counts.written,
+    }
+
+
+def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
     """A fixed sample of rows in their order. How many there are must be known first, so they wait on the disk."""
     import pyarrow as pa
 
@@ -266,7 +390,7 @@ def _sampled(
     with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
         total = sum(batch.num_rows for batch in stream)
     if count > total:
-        raise InputError(f"data.sample.rows is {count}, but {source.name} has {total} usable rows")
+        raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
     # The standard library's generator: its draws are the same on all platforms and in all versions so far.
     chosen = np.zeros(total, dtype=bool)
     chosen[random.Random(seed).sample(range(total), count)] = True
@@ -305,28 +429,6 @@ def _write(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Path:
 
 def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:
     return json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n"
-
-
-class Digests:
-    """Digests of texts in the order they are added, to count different texts without holding them."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, *texts: str) -> None:
-        """Adds the digest of a text, or one of several texts together."""
-        self._bytes += digest_of(*texts)
-
-    def sha256(self) -> str:
-        """One checksum over all of them in their order."""
-        return hashlib.sha256(self._bytes).hexdigest()
-
-    def distinct(self) -> int:
-        """How many different ones there are."""
-        digests = np.frombuffer(self._bytes, dtype="S16")
-        first = np.frombuffer(self._bytes, dtype=np.uint8)[::16] >> 4
-        # Part by part, by the first four bits, since sorting makes copies.
-        return sum(len(np.unique(digests[first == part])) for part in range(16))
 
 
 def _check_expected(data: DataSection, facts: TrainFacts) -> None:
