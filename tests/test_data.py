@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from helpers import jsonl, loaded, nli
 from simcse_st import InputError
 from simcse_st.data import load_graded_pairs
-from simcse_st.data.files import digest_of
-from simcse_st.data.training import count_distinct
+from simcse_st.data.files import count_distinct, digest_of
 from simcse_st.recipe import Columns, NLISection, Sample
 from simcse_st.training.prepare import count_truncated
 

@@ -1,18 +1,16 @@
-"""What the columns of training data mean, by their names or as the user says."""
+"""A row, and what the columns of training data mean, by their names or as the user says."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Columns
-
-if TYPE_CHECKING:
-    from simcse_st.data.files import Row
+from simcse_st.recipe import Columns, DataSection
 
 Kind = Literal["labelled", "pairs", "sentences"]
 
@@ -37,6 +35,61 @@ _NLI = (
     ("premise", "hypothesis", "gold_label"),
     ("sentence1", "sentence2", "gold_label"),
 )
+
+LABELS = ("entailment", "neutral", "contradiction")
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+_LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
+_NO_CONSENSUS = ("-1", "-", "")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
+BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
+BLANK_TEXTS = "blank_texts"
+
+Texts = tuple[int, list[str]]
+"""A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
+
+
+class Row(NamedTuple):
+    """One row."""
+
+    place: str
+    """What it stands in, up to the number: ``file:`` or ``name row``."""
+    number: int
+    """Its line, from 1; or its index in a table without lines, from 0."""
+    cells: dict[str, Any]
+    header: int | None = None
+    """The line that names the columns, where there is one."""
+
+    @property
+    def where(self) -> str:
+        """What an error says of its place."""
+        return f"{self.place}{self.number}"
+
+    @property
+    def where_named(self) -> str:
+        """The place that names its columns: that of the header, or its own."""
+        return f"{self.place}{self.number if self.header is None else self.header}"
+
+
+class RowError(InputError):
+    """One row that cannot be used; the rows after it could be.
+
+    Attributes:
+        reason: Which kind of fault, as the manifest counts it.
+    """
+
+    def __init__(self, message: str, reason: str = BROKEN) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def sentence(row: Row, column: str, value: Any) -> str:
+    """A value of a row that must be a sentence: text that can be encoded, and is not blank."""
+    if isinstance(value, str) and value.strip() and (value.isascii() or not _SURROGATE.search(value)):
+        return value
+    what = "is missing" if value is None else f"is {excerpt(value)}"
+    blank = value is None or (isinstance(value, str) and not value.strip())
+    raise RowError(f"{row.where}: {column} {what}, but must be a sentence", BLANK if blank else NOT_TEXT)
 
 
 @dataclass(frozen=True)
@@ -63,7 +116,8 @@ class Roles:
             row: The row.
             columns: Those whose names do not tell their roles.
         """
-        chosen = mapped_columns(columns)
+        told = columns.model_dump(exclude_none=True) if columns else {}
+        chosen = {role: [str(name) for name in as_list(value)] for role, value in told.items()}
         for role, names in chosen.items():
             # A hard negative may be absent from any one row.
             if role != "negative" and names[0] not in row.cells:
@@ -72,20 +126,18 @@ class Roles:
         taken = [name for names in chosen.values() for name in names]
         if len(set(taken)) < len(taken):
             raise InputError(f"data.columns: one column in two roles: {', '.join(taken)}")
-        used = {role: name for role, (name, *_) in chosen.items() if role != "negative"}
-        for role, names in ROLES[kind].items():
-            found = [name for name in names if name in row.cells and name not in taken]
-            if role in chosen:
-                continue
+        used: dict[str, str] = {}
+        for role, known in ROLES[kind].items():
+            found = chosen.get(role) or [name for name in known if name in row.cells and name not in taken]
             if len(found) > 1:
-                names_found = " and ".join(found)
-                raise InputError(f"{row.where}: {names_found} might both be the {role}: choose by data.columns.{role}")
+                both = " and ".join(found)
+                raise InputError(f"{row.where}: {both} might both be the {role}: choose by data.columns.{role}")
             if not found:
                 raise InputError(
                     f"{row.where_named}: no column for the {role}: {_found(row)}; name it by data.columns.{role}"
                 )
             used[role] = found[0]
-        return cls(kind, {role: used[role] for role in ROLES[kind]}, chosen.get("negative"), bool(chosen))
+        return cls(kind, used, chosen.get("negative"), bool(chosen))
 
     @cached_property
     def texts(self) -> list[str]:
@@ -123,11 +175,45 @@ class Roles:
                     f"data.columns={pair}, negative: {name}}}; if not, the same without negative"
                 )
 
+    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> Texts | None:
+        """The label and the texts of a row.
 
-def mapped_columns(columns: Columns | None) -> dict[str, list[str]]:
-    """The columns that the user names, by their roles."""
-    named = columns.model_dump(exclude_none=True) if columns else {}
-    return {role: [str(name) for name in as_list(value)] for role, value in named.items()}
+        Args:
+            row: The row.
+            negatives: Its columns of hard negatives.
+            data: What the texts are for.
+            dropped: Counts rows that are left out, and the blank texts of sentences.
+
+        Returns:
+            Its label and texts, or None where it is left out.
+        """
+        label, sentences = ENTAILMENT, data.kind == "sentences"
+        if self.kind == "labelled":
+            found = _label(row, self.used["label"])
+            if found is None:
+                dropped["no_consensus"] += 1
+                return None
+            label = found
+        if label == NEUTRAL and not sentences:
+            return label, []  # counts for a sample, and is not trained on
+        values = [(name, row.cells.get(name)) for name in self.texts]
+        for name in negatives:
+            values += [(name, text) for text in as_list(row.cells.get(name)) if text is not None and text != ""]
+        if sentences:
+            kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
+            dropped[BLANK_TEXTS] += len(values) - len(kept)
+            values = kept
+        for name, text in values[len(self.texts) :]:
+            if isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+                raise RowError(
+                    f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for "
+                    "lists"
+                )
+        texts = [sentence(row, name, text) for name, text in values]
+        if data.max_characters and any(len(text) > data.max_characters for text in texts):
+            dropped["too_long"] += 1
+            return None
+        return (label, texts) if texts else None
 
 
 def as_list(value: Any) -> list[Any]:
@@ -158,3 +244,20 @@ def _kind(row: Row, chosen: dict[str, list[str]]) -> Kind:
 
 def _found(row: Row) -> str:
     return f"found the columns {listed(row.cells)}"
+
+
+def _label(row: Row, column: str) -> int | None:
+    """0 to 2, or None where there is no consensus."""
+    value = row.cells.get(column)
+    # bool and float compare equal to int, but mean something else here.
+    if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
+        return None
+    label = _LABELS.get(str(value).lower()) if isinstance(value, str) or type(value) is int else None
+    if label is None:
+        hint = "; write whole numbers" if str(value) in ("0.0", "1.0", "2.0", "-1.0") else ""
+        raise RowError(
+            f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
+            f"or -1 for no consensus{hint}",
+            BAD_LABEL,
+        )
+    return label

@@ -15,10 +15,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from simcse_st.console import progress
-from simcse_st.data.columns import KNOWN_NAMES
+from simcse_st.data.columns import KNOWN_NAMES, Row, RowError
 from simcse_st.errors import InputError, excerpt, listed
 
 if TYPE_CHECKING:
@@ -42,51 +44,6 @@ _MARKS = {
 }
 # How the types of Parquet columns begin that can hold texts or labels.
 _READABLE = ("string", "large_string", "null", "list", "large_list", "int", "uint", "half", "float", "double", "bool")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
-
-
-class Row(NamedTuple):
-    """One row."""
-
-    place: str
-    """What it stands in, up to the number: ``file:`` or ``name row``."""
-    number: int
-    """Its line, from 1; or its index in a table without lines, from 0."""
-    cells: dict[str, Any]
-    header: int | None = None
-    """The line that names the columns, where there is one."""
-
-    @property
-    def where(self) -> str:
-        """What an error says of its place."""
-        return f"{self.place}{self.number}"
-
-    @property
-    def where_named(self) -> str:
-        """The place that names its columns: that of the header, or its own."""
-        return f"{self.place}{self.number if self.header is None else self.header}"
-
-
-class RowError(InputError):
-    """One row that cannot be used; the rows after it could be.
-
-    Attributes:
-        reason: Which kind of fault, as the manifest counts it.
-    """
-
-    def __init__(self, message: str, reason: str = BROKEN) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def sentence(row: Row, column: str, value: Any) -> str:
-    """A value of a row that must be a sentence: text that can be encoded, and is not blank."""
-    if isinstance(value, str) and value.strip() and (value.isascii() or not _SURROGATE.search(value)):
-        return value
-    what = "is missing" if value is None else f"is {excerpt(value)}"
-    blank = value is None or (isinstance(value, str) and not value.strip())
-    raise RowError(f"{row.where}: {column} {what}, but must be a sentence", BLANK if blank else NOT_TEXT)
 
 
 def file_format(path: Path) -> str | None:
@@ -343,3 +300,11 @@ def digest_of(*texts: str) -> bytes:
         data = text.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
+
+
+def count_distinct(digests: bytearray) -> int:
+    """How many different ones there are among digests of 16 bytes, one behind another."""
+    array = np.frombuffer(digests, dtype="S16")
+    first = np.frombuffer(digests, dtype=np.uint8)[::16] >> 4
+    # Part by part, by the first four bits, since sorting makes copies.
+    return sum(len(np.unique(array[first == part])) for part in range(16))

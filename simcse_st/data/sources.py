@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import progress
-from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, Row, RowError, file_format, name_classes, read_file
+from simcse_st.data.columns import Row, RowError
+from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, file_format, name_classes, read_file
 from simcse_st.errors import InputError, listed, one_line
 from simcse_st.recipe import HubDataset
 from simcse_st.records import InputFile, Source
@@ -107,7 +108,7 @@ class FileSource:
         for path in self.paths:
             yield str(path), read_file(path, str(path), header=header, quotes=self.quotes)
 
-    def records(self, rows: Sequence[int] | None = None) -> list[Source]:
+    def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
         """What identifies each file in a manifest.
 
         Args:
@@ -177,13 +178,13 @@ class HubSource:
         except Exception as error:
             _fail(self, error)
 
-    def records(self, rows: Sequence[int] | None = None) -> list[Source]:
+    def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
         """What identifies it in a manifest; the revision is the commit that was read.
 
         Args:
             rows: The rows of each table.
         """
-        name, number = self.reference.dataset, None if rows is None else sum(rows)
+        name, number = self.reference.dataset, sum(filter(None, rows)) if rows else None
         if self.reference.files:
             folder, paths = _fetched(self)
             files = [InputFile(file=str(path.relative_to(folder)), sha256=file_sha256(path)) for path in paths]

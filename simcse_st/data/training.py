@@ -7,7 +7,6 @@ import json
 import logging
 import os.path
 import random
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,8 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcse_st.data.columns import KNOWN_NAMES, NEGATIVE_NAME, Kind, Roles, as_list
-from simcse_st.data.files import BAD_LABEL, DELIMITED, Row, RowError, digest_of, file_format, sentence
+from simcse_st.data.columns import (
+    BLANK_TEXTS,
+    CONTRADICTION,
+    ENTAILMENT,
+    KNOWN_NAMES,
+    LABELS,
+    NEGATIVE_NAME,
+    Kind,
+    Roles,
+    Row,
+    RowError,
+    Texts,
+    as_list,
+)
+from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format
 from simcse_st.data.sources import FileSource, HubSource, find_source
 from simcse_st.errors import InputError, RunError, excerpt
 from simcse_st.recipe import DataSection, HubDataset, NLISection
@@ -34,15 +46,7 @@ logger = logging.getLogger(__name__)
 _BATCH = 10_000
 _SHOWN = 3  # errors of rows that cannot be used
 
-Texts = tuple[int, list[str]]
-"""A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
 Pair = tuple[str, str, list[str]]
-
-LABELS = ("entailment", "neutral", "contradiction")
-ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
-_LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
-_NO_CONSENSUS = ("-1", "-", "")
-_WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
 PAIR_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; {negative}; rows without consensus (label "
     "-1, '-' or missing) are dropped"
@@ -128,8 +132,23 @@ def load_training_data(data: DataSection) -> TrainingData:
             yield row
 
     path = _write(hashed(), schema)
-    if not counts.written:
-        raise InputError(f"{source.name}: {_why_nothing(data, counts)}")
+    blank_texts = counts.dropped.pop(BLANK_TEXTS, 0)
+    if data.kind == "sentences" and counts.written:
+        made_facts = {
+            "rule": SENTENCE_RULE,
+            "sentences": counts.written,
+            "texts": counts.texts,
+            "blank_texts": blank_texts,
+            "duplicate_texts": counts.texts - counts.written,
+        }
+    elif counts.written:
+        made_facts = _pair_facts(data, counts)
+    elif data.kind == "sentences":
+        raise InputError(f"{source.name}: none of its {counts.read} rows holds a sentence to train on")
+    else:
+        why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
+        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
+        raise InputError(f"{source.name}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})")
     facts = TrainFacts(
         sources=source.records(counts.of_tables),
         columns=counts.columns,
@@ -140,7 +159,7 @@ def load_training_data(data: DataSection) -> TrainingData:
         unusable_rows=counts.unusable,
         sample=SampleFacts(rows=data.sample.rows, seed=data.sample.seed) if data.sample else None,
         prepared_sha256=digest.hexdigest(),
-        **(_sentence_facts(counts) if data.kind == "sentences" else _pair_facts(data, counts)),
+        **made_facts,
     )
     _check_expected(data, facts)
     from datasets import Dataset
@@ -167,7 +186,6 @@ class _Counts:
     anchors: bytearray = field(default_factory=bytearray)
     sentences: bytearray = field(default_factory=bytearray)
     texts: int = 0
-    blank_texts: int = 0
 
 
 def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
@@ -196,7 +214,7 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
                     if negatives:
                         known = counts.columns.setdefault("negative", [])
                         known += [column for column in negatives if column not in known]
-                texts = _parsed(row, columns, negatives, data, counts)
+                texts = columns.parse(row, negatives, data, counts.dropped)
             except RowError as error:
                 if data.strict:
                     raise
@@ -232,55 +250,6 @@ def _recognised(row: Row, source: str, data: DataSection, counts: _Counts, heade
     if counts.kind is None:
         counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
     return columns
-
-
-def _parsed(row: Row, columns: Roles, negatives: list[str], data: DataSection, counts: _Counts) -> Texts | None:
-    """The label and the texts of a row, or None where it is left out."""
-    label = ENTAILMENT
-    if columns.kind == "labelled":
-        found = _label(row, columns.used["label"])
-        if found is None:
-            counts.dropped["no_consensus"] += 1
-            return None
-        label = found
-    if label == NEUTRAL and data.kind == "pairs":
-        return label, []  # counts for a sample, and is not trained on
-    values = [(name, row.cells.get(name)) for name in columns.texts]
-    for name in negatives:
-        for text in as_list(row.cells.get(name)):
-            if data.kind == "pairs" and isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
-                raise RowError(
-                    f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for "
-                    "lists"
-                )
-            if text is not None and text != "":
-                values.append((name, text))
-    if data.kind == "sentences":
-        kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
-        counts.blank_texts += len(values) - len(kept)
-        values = kept
-    texts = [sentence(row, name, text) for name, text in values]
-    if data.max_characters and any(len(text) > data.max_characters for text in texts):
-        counts.dropped["too_long"] += 1
-        return None
-    return (label, texts) if texts else None
-
-
-def _label(row: Row, column: str) -> int | None:
-    """0 to 2, or None where there is no consensus."""
-    value = row.cells.get(column)
-    # bool and float compare equal to int, but mean something else here.
-    if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
-        return None
-    label = _LABELS.get(str(value).lower()) if isinstance(value, str) or type(value) is int else None
-    if label is None:
-        hint = "; write whole numbers" if str(value) in ("0.0", "1.0", "2.0", "-1.0") else ""
-        raise RowError(
-            f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
-            f"or -1 for no consensus{hint}",
-            BAD_LABEL,
-        )
-    return label
 
 
 def _pairs(rows: Iterable[Texts], source: str, data: DataSection, counts: _Counts) -> Iterator[Pair]:
@@ -331,25 +300,6 @@ def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
             yield (text,)
 
 
-def count_distinct(digests: bytearray) -> int:
-    """How many different ones there are among digests of 16 bytes, one behind another."""
-    array = np.frombuffer(digests, dtype="S16")
-    first = np.frombuffer(digests, dtype=np.uint8)[::16] >> 4
-    # Part by part, by the first four bits, since sorting makes copies.
-    return sum(len(np.unique(array[first == part])) for part in range(16))
-
-
-def _why_nothing(data: DataSection, counts: _Counts) -> str:
-    if data.kind == "sentences":
-        return f"none of its {counts.read} rows holds a sentence to train on"
-    if counts.kind is None:
-        return "there is no row in it that can be used"
-    rows = "rows of the sample" if data.sample else "rows that are left"
-    found = f"none of the {rows} is an entailment" if counts.kind == "labelled" else "no row is left"
-    numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
-    return f"no pair: {found} ({', '.join([f'{counts.read} read', *numbers])})"
-
-
 def _pair_facts(data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
     rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
     labels = None
@@ -369,16 +319,6 @@ def _pair_facts(data: DataSection, counts: _Counts) -> dict[str, Any]:  # of Tra
         "hard_negatives_per_row": {str(number): count for number, count in sorted(counts.negatives.items()) if count},
         "unique_anchors": count_distinct(counts.anchors),
         "unique_sentences": count_distinct(counts.sentences),
-    }
-
-
-def _sentence_facts(counts: _Counts) -> dict[str, Any]:  # of TrainFacts
-    return {
-        "rule": SENTENCE_RULE,
-        "sentences": counts.written,
-        "texts": counts.texts,
-        "blank_texts": counts.blank_texts,
-        "duplicate_texts": counts.texts - counts.written,
     }
 
 
