@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -11,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from simcse_st.errors import InputError, excerpt, listed
 from simcse_st.recipe import Columns, DataSection
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["labelled", "pairs", "sentences"]
 
@@ -28,7 +31,7 @@ ROLES: dict[Kind, dict[str, tuple[str, ...]]] = {
     "sentences": {"text": ("text", "sentence")},
 }
 KNOWN_NAMES = {name for roles in ROLES.values() for names in roles.values() for name in names}
-NEGATIVE_NAME = re.compile(r"(?:hard_)?(?:negatives?|neg)_?(\d*)")
+_NEGATIVE = re.compile(r"(?:hard_)?(?:negatives?|neg)_?(\d*)")
 # (sentence1, sentence2, label) is not among these: in other data sets the label 0 or 1 means something else.
 _NLI = (
     ("premise", "hypothesis", "label"),
@@ -137,7 +140,14 @@ class Roles:
                     f"{row.where_named}: no column for the {role}: {_found(row)}; name it by data.columns.{role}"
                 )
             used[role] = found[0]
-        return cls(kind, used, chosen.get("negative"), bool(chosen))
+        roles = cls(kind, used, chosen.get("negative"), bool(chosen))
+        if by_number(columns):
+            cells = {name: row.cells.get(name) for name in (*used.values(), *roles.negatives(row.cells))}
+            if any(cell in KNOWN_NAMES or _NEGATIVE.fullmatch(cell or "") for cell in cells.values()):
+                raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+            shown = ", ".join(f"column {name} is {excerpt(cell, 40)}" for name, cell in cells.items())
+            logger.info("columns  without a header; in the first row %s", shown)
+        return roles
 
     @cached_property
     def texts(self) -> list[str]:
@@ -148,7 +158,7 @@ class Roles:
         """The columns of hard negatives among these, by their numbers."""
         if self.kind != "pairs" or self.mapped_negatives is not None:
             return self.mapped_negatives or []
-        numbered = [(int(match[1] or 0), name) for name in names if (match := NEGATIVE_NAME.fullmatch(name))]
+        numbered = [(int(match[1] or 0), name) for name in names if (match := _NEGATIVE.fullmatch(name))]
         return [name for _, name in sorted(numbered)]
 
     def left_out(self, names: Iterable[str]) -> list[str]:
@@ -214,6 +224,12 @@ class Roles:
             dropped["too_long"] += 1
             return None
         return (label, texts) if texts else None
+
+
+def by_number(columns: Columns | None) -> bool:
+    """Whether the user gives columns by their numbers, as of tables without a header."""
+    told = columns.model_dump(exclude_none=True).values() if columns else ()
+    return any(isinstance(name, int) for value in told for name in as_list(value))
 
 
 def as_list(value: Any) -> list[Any]:

@@ -11,9 +11,10 @@ import gzip
 import hashlib
 import json
 import re
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from simcse_st.console import progress
 from simcse_st.data.columns import KNOWN_NAMES, Row, RowError
-from simcse_st.errors import InputError, excerpt, listed
+from simcse_st.errors import InputError, RunError, excerpt, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -308,3 +309,27 @@ def count_distinct(digests: bytearray) -> int:
     first = np.frombuffer(digests, dtype=np.uint8)[::16] >> 4
     # Part by part, by the first four bits, since sorting makes copies.
     return sum(len(np.unique(array[first == part])) for part in range(16))
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # which stay until the process ends: data are mapped from them
+
+
+def write_arrow(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Path:
+    """Writes rows into an Arrow file of their own; memory holds a batch of them."""
+    import pyarrow as pa
+
+    iterator = iter(rows)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="simcse-st-", ignore_cleanup_errors=True)
+        _folders.append(folder)
+        path = Path(folder.name) / "rows.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            while batch := list(islice(iterator, 10_000)):
+                columns = list(map(list, zip(*batch, strict=True)))
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+    except OSError as error:
+        raise RunError(
+            f"cannot write to the temporary folder {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to "
+            "another"
+        ) from error
+    return path

@@ -7,7 +7,6 @@ import json
 import logging
 import os.path
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,29 +20,25 @@ from simcse_st.data.columns import (
     BLANK_TEXTS,
     CONTRADICTION,
     ENTAILMENT,
-    KNOWN_NAMES,
     LABELS,
-    NEGATIVE_NAME,
     Kind,
     Roles,
     Row,
     RowError,
     Texts,
-    as_list,
+    by_number,
 )
-from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format
+from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
 from simcse_st.data.sources import FileSource, HubSource, find_source
-from simcse_st.errors import InputError, RunError, excerpt
+from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection, HubDataset, NLISection
 from simcse_st.records import SampleFacts, TrainFacts
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 10_000
 _SHOWN = 3  # errors of rows that cannot be used
 
 Pair = tuple[str, str, list[str]]
@@ -131,7 +126,7 @@ def load_training_data(data: DataSection) -> TrainingData:
             counts.written += 1
             yield row
 
-    path = _write(hashed(), schema)
+    path = write_arrow(hashed(), schema)
     blank_texts = counts.dropped.pop(BLANK_TEXTS, 0)
     if data.kind == "sentences" and counts.written:
         made_facts = {
@@ -190,11 +185,9 @@ class _Counts:
 
 def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
     """Reads the rows that can be used, once, and counts the others."""
-    mapped = data.columns.model_dump() if data.columns else {}
-    header = not any(isinstance(name, int) for value in mapped.values() for name in as_list(value))
     seen: set[str] = set()
     columns: Roles | None = None
-    for name, rows in source.tables(header=header):
+    for name, rows in source.tables(header=not by_number(data.columns)):
         columns = names = None
         before = counts.read
         for row in rows:
@@ -203,7 +196,7 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
                 if isinstance(row, RowError):
                     raise row
                 if columns is None:
-                    columns = _recognised(row, source.name, data, counts, header)
+                    columns = _recognised(row, source.name, data, counts)
                 if row.cells.keys() != names:  # in JSON Lines, any row may have columns of its own
                     names = row.cells.keys()
                     negatives = columns.negatives(names)
@@ -233,20 +226,13 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
         raise InputError(f"data.columns.negative: no column {absent[0]!r} in any row of {source.name}")
 
 
-def _recognised(row: Row, source: str, data: DataSection, counts: _Counts, header: bool) -> Roles:
+def _recognised(row: Row, source: str, data: DataSection, counts: _Counts) -> Roles:
     """The columns of a file, by its first row."""
     columns = Roles.of(row, data.columns)
     if counts.kind not in (None, columns.kind):
         raise InputError(f"{row.where}: {columns.kind}, where {counts.kind} rows came before: give one kind of data")
     if columns.kind == "sentences" and data.kind != "sentences":
         raise InputError(f"{source}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode")
-    if not header:
-        used = [*columns.used.values(), *columns.negatives(row.cells)]
-        cells = {name: row.cells.get(name) for name in used}
-        if any(cell in KNOWN_NAMES or NEGATIVE_NAME.fullmatch(cell or "") for cell in cells.values()):
-            raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
-        shown = ", ".join(f"column {name} is {excerpt(cell, 40)}" for name, cell in cells.items())
-        logger.info("columns  without a header; in the first row %s", shown)
     if counts.kind is None:
         counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
     return columns
@@ -326,7 +312,7 @@ def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Itera
     """A fixed sample of rows in their order. How many there are must be known first, so they wait on the disk."""
     import pyarrow as pa
 
-    path = _write(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
+    path = write_arrow(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
     with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
         total = sum(batch.num_rows for batch in stream)
     if count > total:
@@ -341,30 +327,6 @@ def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Itera
             yield from zip(*(column.to_pylist() for column in drawn.columns), strict=True)
             number += batch.num_rows
     path.unlink()
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # which stay until the process ends: data are mapped from them
-
-
-def _write(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Path:
-    """Writes rows into an Arrow file of their own; memory holds a batch of them."""
-    import pyarrow as pa
-
-    iterator = iter(rows)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="simcse-st-", ignore_cleanup_errors=True)
-        _folders.append(folder)
-        path = Path(folder.name) / "rows.arrow"
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            while batch := list(islice(iterator, _BATCH)):
-                columns = list(map(list, zip(*batch, strict=True)))
-                writer.write_batch(pa.record_batch(columns, schema=schema))
-    except OSError as error:
-        raise RunError(
-            f"cannot write to the temporary folder {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to "
-            "another"
-        ) from error
-    return path
 
 
 def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:
