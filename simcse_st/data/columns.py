@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -84,6 +84,10 @@ class RowError(InputError):
     def __init__(self, message: str, reason: str = BROKEN) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+Rows = Iterator[Row | RowError]
+"""Rows in their order, and in the place of a row that is broken, what is wrong with it."""
 
 
 def sentence(row: Row, column: str, value: Any) -> str:

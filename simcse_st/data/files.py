@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from simcse_st.console import progress
-from simcse_st.data.columns import KNOWN_NAMES, Row, RowError
+from simcse_st.data.columns import KNOWN_NAMES, Row, RowError, Rows
 from simcse_st.errors import InputError, RunError, excerpt, listed
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def file_format(path: Path) -> str | None:
     return suffix if suffix in FORMATS and not (compressed and suffix == ".parquet") else None
 
 
-def read_file(
-    path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: Quotes = None
-) -> Iterator[Row | RowError]:
+def read_file(path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: Quotes = None) -> Rows:
     """Reads the rows of a file.
 
     Args:
@@ -80,9 +78,7 @@ def read_file(
     return _line_rows(path, name, _text_row if layout == ".txt" else _json_row)
 
 
-def _line_rows(
-    path: Path, name: str, parse: Callable[[str, int, str], Row | RowError | None]
-) -> Iterator[Row | RowError]:
+def _line_rows(path: Path, name: str, parse: Callable[[str, int, str], Row | RowError | None]) -> Rows:
     for number, line in read_lines(path, name):
         row = line if isinstance(line, RowError) else parse(name, number, line)
         if row is not None:
@@ -133,7 +129,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_without_repetition)
 
 
-def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, header: bool) -> Iterator[Row | RowError]:
+def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, header: bool) -> Rows:
     columns: list[str] | None = None
     header_line: int | None = None
     for number, line in read_lines(path, name):
@@ -185,7 +181,7 @@ def _check_header(where: str, fields: list[str]) -> None:
         raise InputError(f"{where}: a header of one column: {excerpt(first)}; {hint}")
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
+def _parquet_rows(path: Path, name: str) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -9,14 +9,14 @@ import os.path
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import progress
-from simcse_st.data.columns import Row, RowError
+from simcse_st.data.columns import Row, Rows
 from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, file_format, name_classes, read_file
 from simcse_st.errors import InputError, listed, one_line
 from simcse_st.recipe import HubDataset
@@ -77,43 +77,25 @@ def find_source(
     for path in (path for name in names for path in _files(name)):
         if paths.setdefault(path.resolve(), path) is not path:
             raise InputError(f"{path} is named twice: its rows would count twice")
-    return FileSource(names, list(paths.values()), quotes)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return FileSource(names[0] + more, list(paths.values()), quotes)
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files of this disk.
+    """Files of this disk; ``name`` is what to call them in an error, ``quotes`` those of a TSV's fields."""
 
-    Attributes:
-        names: What the user named.
-        paths: The files.
-        quotes: Of TSVs whose fields stand in quotes: what these are.
-    """
-
-    names: list[str]
+    name: str
     paths: list[Path]
     quotes: Quotes = None
 
-    @property
-    def name(self) -> str:
-        """What to call it in an error."""
-        return f"{self.names[0]} and {len(self.names) - 1} more" if len(self.names) > 1 else self.names[0]
-
-    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Iterator[Row | RowError]]]:
-        """The files, one after another: what each is called in errors, and its rows as :func:`read_file` gives them.
-
-        Args:
-            header: Whether CSV and TSV name their columns.
-        """
+    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
+        """The name and the rows of each file, as :func:`read_file` reads them."""
         for path in self.paths:
             yield str(path), read_file(path, str(path), header=header, quotes=self.quotes)
 
     def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
-        """What identifies each file in a manifest.
-
-        Args:
-            rows: The rows of each.
-        """
+        """What identifies each file in a manifest, with the number of its rows."""
         numbers = rows or [None] * len(self.paths)
         return [file_record(path, number) for path, number in zip(self.paths, numbers, strict=True)]
 
@@ -125,13 +107,7 @@ def file_record(path: Path, rows: int | None = None) -> Source:
 
 @dataclass(frozen=True)
 class HubSource:
-    """One split of a dataset on the Hub.
-
-    Attributes:
-        reference: What the user named.
-        split: The split.
-        quotes: Of named TSVs whose fields stand in quotes: what these are.
-    """
+    """One split of a dataset on the Hub, or files of it; ``quotes`` are those of a TSV's fields."""
 
     reference: HubDataset
     split: str
@@ -143,12 +119,8 @@ class HubSource:
         files = f" ({self.reference.files})" if self.reference.files else ""
         return f"{self.reference.dataset}[{self.split}]{files}"
 
-    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Iterator[Row | RowError]]]:
-        """The named files as if they lay here, or all rows of the split.
-
-        Args:
-            header: Of named files: whether CSV and TSV name their columns.
-        """
+    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
+        """The name and the rows of each named file, as if it lay here; or those of the split."""
         if not self.reference.files:
             yield self.name, self._rows()
             return
@@ -179,11 +151,7 @@ class HubSource:
             _fail(self, error)
 
     def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
-        """What identifies it in a manifest; the revision is the commit that was read.
-
-        Args:
-            rows: The rows of each table.
-        """
+        """What identifies it in a manifest, with the commit that was read and the number of all rows."""
         name, number = self.reference.dataset, sum(filter(None, rows)) if rows else None
         if self.reference.files:
             folder, paths = _fetched(self)
@@ -201,12 +169,10 @@ def _builder(source: HubSource) -> DatasetBuilder:
     import datasets
 
     wanted = source.reference
-    builder = datasets.load_dataset_builder(wanted.dataset, wanted.config, revision=wanted.revision)
+    load = partial(datasets.load_dataset_builder, wanted.dataset, wanted.config, revision=wanted.revision)
+    builder = load()
     if builder.name == "csv":
-        # By default pandas takes "None", "NA" and other words for missing cells.
-        builder = datasets.load_dataset_builder(
-            wanted.dataset, wanted.config, revision=wanted.revision, keep_default_na=False
-        )
+        builder = load(keep_default_na=False)  # else pandas takes "None", "NA" and other words for missing cells
     # Out of reach of the Hub, the newest copy in the cache is taken, whatever its revision.
     from_cache = not str(builder.base_path or "").startswith("hf://")
     if from_cache and not huggingface_hub.is_offline_mode():
@@ -248,8 +214,7 @@ def _fail(source: HubSource, error: Exception) -> NoReturn:
 
     if isinstance(error, InputError):
         raise error
-    reasons = [one_line(error)]
-    cause = error.__cause__
+    reasons, cause = [one_line(error)], error.__cause__
     while cause is not None:  # "An error occurred while generating the dataset" says less than what it was
         reasons.append(one_line(cause))
         cause = cause.__cause__

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcse_st.data.columns import Row, RowError, sentence
+from simcse_st.data.columns import Row, RowError, Rows, sentence
 from simcse_st.data.files import DELIMITED, Quotes, digest_of, file_format, read_file, read_lines, split_quoted
-from simcse_st.data.sources import FileSource, HubSource, file_record, find_source, resolve
+from simcse_st.data.sources import FileSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
 from simcse_st.recipe import HubDataset, Reference
 from simcse_st.records import GradedFacts, Source
@@ -25,10 +25,8 @@ _NAMES: tuple[Triple, ...] = (
     ("sentence1", "sentence2", "score"),
     ("sentence1", "sentence2", "label"),  # GLUE
     ("sentence_A", "sentence_B", "relatedness_score"),  # SICK
+    ("1", "2", "3"),  # a table without a header
 )
-_HEADERLESS: Triple = ("1", "2", "3")
-# STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources.
-_OFFICIAL: Triple = ("6", "7", "5")
 HIGHEST_SCORE = 5.0
 PARAPHRASE = 4.0
 _NO_GOLD = "no_gold"
@@ -98,10 +96,13 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     ungraded: list[RowError] = []
     scales: set[bool] = set()
     sets: set[str] = set()
-    for rows, positions, layout in _tables(source):
+    tables: Iterable[tuple[Rows, str]] = ((rows, "") for _, rows in source.tables())
+    if isinstance(source, FileSource):
+        tables = (_open(path, quotes) for path in source.paths)
+    for rows, layout in tables:
         highest = 0.0
         for row in _good(rows):
-            columns = positions or _by_name(row.cells, row.where_named)
+            columns = _by_name(row.cells, row.where_named)
             layouts[layout or ", ".join(columns)] = None
             sets.add(str(row.cells.get("SemEval_set")))
             try:
@@ -161,16 +162,6 @@ def _graded(
     return GradedPairs(sentences1, sentences2, scores, facts)
 
 
-def _tables(source: FileSource | HubSource) -> Iterator[tuple[Iterator[Row | RowError], Triple | None, str]]:
-    """The rows of each file, and if their columns have no names, which hold what and what to say of the layout."""
-    if isinstance(source, HubSource):
-        for _, rows in source.tables():
-            yield rows, None, ""
-    else:
-        for path in source.paths:
-            yield _open(path, source.quotes)
-
-
 def _good(rows: Iterable[Row | RowError]) -> Iterator[Row]:
     """The rows, up to the first broken one."""
     for row in rows:
@@ -179,35 +170,39 @@ def _good(rows: Iterable[Row | RowError]) -> Iterator[Row]:
         yield row
 
 
-def _open(path: Path, quotes: Quotes) -> tuple[Iterator[Row | RowError], Triple | None, str]:
+def _open(path: Path, quotes: Quotes) -> tuple[Rows, str]:
+    """The rows of a file, and what to say of its layout where it has no header."""
     name, promised = str(path), file_format(path) or ""
     if promised not in (*DELIMITED, ".txt"):
-        return read_file(path, name), None, ""
+        return read_file(path, name), ""
     line = next((line for _, line in read_lines(path, name)), "")
     if isinstance(line, RowError):
         raise line
     line = line.rstrip("\r\n")
     by_tabs = line.split("\t")
     if len(by_tabs) >= 7 and _number(by_tabs[4]) is not None:
-        return _official_rows(path, name), _OFFICIAL, "without a header, as STS-B is published: columns 6, 7 and 5"
+        return _official_rows(path, name), "without a header, as STS-B is published: columns 6, 7 and 5"
     layout = ".csv" if promised == ".csv" else ".tsv"
     fields = by_tabs if layout == ".tsv" or not line else split_quoted(name, 1, line, ",")
     if len(fields) == 3 and _number(fields[2]) is not None:
-        rows = read_file(path, name, layout=layout, header=False)
-        return rows, _HEADERLESS, "without a header: columns 1, 2 and 3"
+        return read_file(path, name, layout=layout, header=False), "without a header: columns 1, 2 and 3"
     if len(fields) > 1:
         _by_name(fields, f"{name}:1")
     # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
-    return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), None, ""
+    return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), ""
 
 
 def _official_rows(path: Path, name: str) -> Iterator[Row]:
-    # Not as a table: some rows of the published files name their sources in further columns.
+    """STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources."""
     for row in _good(read_file(path, name, layout=".txt")):
         fields = row.cells["text"].split("\t")
         if len(fields) < 7:
             raise RowError(f"{row.where}: {len(fields)} fields where 7 belong, split by tabs")
-        yield row._replace(cells={str(number): field for number, field in enumerate(fields, 1)})
+        yield _named(row, fields[5], fields[6], fields[4])
+
+
+def _named(row: Row, *cells: str) -> Row:
+    return row._replace(cells=dict(zip(_NAMES[0], cells, strict=True)))
 
 
 def _by_name(found: Iterable[str], where: str) -> Triple:
@@ -226,8 +221,7 @@ def _parse(row: Row, columns: Triple) -> Graded:
     gold = row.cells[columns[2]]
     score = math.nan if isinstance(gold, bool) else _number(gold)
     if score == -1:
-        where = row.where
-        raise RowError(f"{where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}", _NO_GOLD)
+        raise RowError(f"{row.where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}", _NO_GOLD)
     if score is None or not 0 <= score <= HIGHEST_SCORE:
         raise RowError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
     return first, second, score
@@ -261,8 +255,7 @@ def _load_senteval(folder: Path) -> GradedPairs:
                 continue
             if len(fields) != 2:
                 raise RowError(f"{row.where}: {len(fields)} fields where 2 sentences belong, split by a tab")
-            cells = dict(zip(_HEADERLESS, (*fields, score.cells["text"]), strict=True))
-            pairs.append(_parse(row._replace(cells=cells), _HEADERLESS))
+            pairs.append(_parse(_named(row, *fields, score.cells["text"]), _NAMES[0]))
         if len(pairs) == before:
             raise InputError(f"{gold}: not one of its {len(texts)} pairs has a score")
         lines += len(texts)

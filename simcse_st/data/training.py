@@ -127,23 +127,7 @@ def load_training_data(data: DataSection) -> TrainingData:
             yield row
 
     path = write_arrow(hashed(), schema)
-    blank_texts = counts.dropped.pop(BLANK_TEXTS, 0)
-    if data.kind == "sentences" and counts.written:
-        made_facts = {
-            "rule": SENTENCE_RULE,
-            "sentences": counts.written,
-            "texts": counts.texts,
-            "blank_texts": blank_texts,
-            "duplicate_texts": counts.texts - counts.written,
-        }
-    elif counts.written:
-        made_facts = _pair_facts(data, counts)
-    elif data.kind == "sentences":
-        raise InputError(f"{source.name}: none of its {counts.read} rows holds a sentence to train on")
-    else:
-        why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
-        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
-        raise InputError(f"{source.name}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})")
+    made_facts = (_sentence_facts if data.kind == "sentences" else _pair_facts)(source.name, data, counts)
     facts = TrainFacts(
         sources=source.records(counts.of_tables),
         columns=counts.columns,
@@ -286,7 +270,23 @@ def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
             yield (text,)
 
 
-def _pair_facts(data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+def _sentence_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    if not counts.written:
+        raise InputError(f"{source}: none of its {counts.read} rows holds a sentence to train on")
+    return {
+        "rule": SENTENCE_RULE,
+        "sentences": counts.written,
+        "texts": counts.texts,
+        "blank_texts": counts.dropped.pop(BLANK_TEXTS, 0),
+        "duplicate_texts": counts.texts - counts.written,
+    }
+
+
+def _pair_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    if not counts.written:
+        why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
+        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
+        raise InputError(f"{source}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})")
     rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
     labels = None
     if counts.kind == "labelled":
