@@ -217,8 +217,8 @@ class Roles:
             kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
             dropped[BLANK_TEXTS] += len(values) - len(kept)
             values = kept
-        for name, text in values[len(self.texts) :]:
-            if isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+        for name, text in values:
+            if name in negatives and not sentences and isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
                 raise RowError(
                     f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for "
                     "lists"

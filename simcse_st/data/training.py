@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ class TrainingData:
 
     def write(self, path: Path) -> None:
         """Writes the rows as JSON Lines, which are read back as the same rows."""
-        names = tuple(self.dataset.column_names)
+        names = self.dataset.column_names
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(_line(names, row) for row in self.rows())
 
@@ -313,16 +314,16 @@ def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Itera
     import pyarrow as pa
 
     path = write_arrow(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
-        total = sum(batch.num_rows for batch in stream)
-    if count > total:
-        raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
-    # The standard library's generator: its draws are the same on all platforms and in all versions so far.
-    chosen = np.zeros(total, dtype=bool)
-    chosen[random.Random(seed).sample(range(total), count)] = True
-    number = 0
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
-        for batch in stream:
+    with pa.memory_map(str(path)) as file:
+        batches = pa.ipc.open_stream(file).read_all().to_batches()
+        total = sum(batch.num_rows for batch in batches)
+        if count > total:
+            raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
+        # The standard library's generator: its draws are the same on all platforms and in all versions so far.
+        chosen = np.zeros(total, dtype=bool)
+        chosen[random.Random(seed).sample(range(total), count)] = True
+        number = 0
+        for batch in batches:
             drawn = batch.filter(pa.array(chosen[number : number + batch.num_rows]))
             yield from zip(*(column.to_pylist() for column in drawn.columns), strict=True)
             number += batch.num_rows
@@ -349,8 +350,6 @@ def _check_expected(data: DataSection, facts: TrainFacts) -> None:
     about = {"source"} if data.hard_negatives else {"source", "pairs_with_hard_negative", "prepared_sha256"}
     for key, wanted in expect.model_dump(exclude=about, exclude_none=True).items():
         value = found.get(key)
-        begin, elided, end = str(wanted).partition("...")
-        same = str(value).startswith(begin) and str(value).endswith(end) if elided else value == wanted
-        if not same:
+        if not fnmatchcase(str(value), str(wanted).replace("...", "*")):
             got = f"of {expect.source} it is {value}" if value is not None else f"{expect.source} has none"
             raise InputError(f"data.expect.{key} is {wanted}, but {got}")
