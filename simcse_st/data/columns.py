@@ -165,19 +165,21 @@ class Roles:
         numbered = [(int(match[1] or 0), name) for name in names if (match := _NEGATIVE.fullmatch(name))]
         return [name for _, name in sorted(numbered)]
 
-    def left_out(self, names: Iterable[str]) -> list[str]:
-        """Those of these columns that hold nothing for training."""
-        names = list(names)
-        used = {*self.used.values(), *self.negatives(names)}
-        return [name for name in names if name not in used]
+    def left_out(self, row: Row, sentences: bool) -> list[str]:
+        """The columns that hold nothing for training.
 
-    def check_left_out(self, row: Row) -> None:
-        """Looks for columns of pairs that would change what they mean, if they were no more than left out."""
-        if self.kind != "pairs" or self.mapped:
-            return
+        Args:
+            row: A row.
+            sentences: Whether single sentences are trained on. If not, columns that would change what pairs mean are an
+                error, unless the user has said which columns count.
+        """
+        used = {*self.used.values(), *self.negatives(row.cells)}
+        names = [name for name in row.cells if name not in used]
+        if self.kind != "pairs" or self.mapped or sentences:
+            return names
         first, second = self.texts
         pair = f"{{anchor: {first}, positive: {second}"
-        for name in self.left_out(row.cells):
+        for name in names:
             if name in ROLES["labelled"]["label"]:
                 raise InputError(
                     f"{row.where_named}: a {name} beside {first} and {second}: if it tells the positive pairs, keep "
@@ -188,6 +190,7 @@ class Roles:
                     f"{row.where_named}: is {excerpt(name)} a hard negative? then name it negative, or set "
                     f"data.columns={pair}, negative: {name}}}; if not, the same without negative"
                 )
+        return names
 
     def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> Texts | None:
         """The label and the texts of a row.

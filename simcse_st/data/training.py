@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 3  # errors of rows that cannot be used
 
-Pair = tuple[str, str, list[str]]
 PAIR_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; {negative}; rows without consensus (label "
     "-1, '-' or missing) are dropped"
@@ -117,7 +115,7 @@ def load_training_data(data: DataSection) -> TrainingData:
     if data.kind == "sentences":
         made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
     else:
-        made = _counted(_pairs(rows, source.name, data, counts), data, counts)
+        made = _counted(_pairs(rows, data, counts), data, counts)
         schema = pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
     digest = hashlib.sha256()
 
@@ -131,7 +129,7 @@ def load_training_data(data: DataSection) -> TrainingData:
     made_facts = (_sentence_facts if data.kind == "sentences" else _pair_facts)(source.name, data, counts)
     facts = TrainFacts(
         sources=source.records(counts.of_tables),
-        columns=counts.columns,
+        columns=counts.columns | ({"negative": list(counts.negative_columns)} if counts.negative_columns else {}),
         columns_left_out=list(counts.left_out),
         rows_read=counts.read,
         rows_usable=counts.usable,
@@ -159,6 +157,7 @@ class _Counts:
     dropped: Counter[str] = field(default_factory=lambda: Counter(no_consensus=0, too_long=0))
     unusable: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
+    negative_columns: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
     labels: Counter[int] = field(default_factory=Counter)
     negatives: Counter[int] = field(default_factory=Counter)
@@ -186,18 +185,15 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
                     names = row.cells.keys()
                     negatives = columns.negatives(names)
                     seen.update(names)
-                    if data.kind == "pairs":
-                        columns.check_left_out(row)
-                    counts.left_out.update(dict.fromkeys(columns.left_out(names)))
-                    if negatives:
-                        known = counts.columns.setdefault("negative", [])
-                        known += [column for column in negatives if column not in known]
+                    counts.left_out.update(dict.fromkeys(columns.left_out(row, data.kind == "sentences")))
+                    counts.negative_columns.update(dict.fromkeys(negatives))
                 texts = columns.parse(row, negatives, data, counts.dropped)
             except RowError as error:
                 if data.strict:
                     raise
                 counts.dropped[error.reason] += 1
-                counts.unusable += [str(error)][: _SHOWN - len(counts.unusable)]
+                if len(counts.unusable) < 3:
+                    counts.unusable.append(str(error))
                 continue
             if texts is not None:
                 counts.usable += 1
@@ -218,23 +214,22 @@ def _recognised(row: Row, source: str, data: DataSection, counts: _Counts) -> Ro
         raise InputError(f"{row.where}: {columns.kind}, where {counts.kind} rows came before: give one kind of data")
     if columns.kind == "sentences" and data.kind != "sentences":
         raise InputError(f"{source}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode")
+    if columns.kind == "pairs" and data.nli != NLISection():
+        raise InputError(f"data.nli: {source} holds pairs as they are, and no labels to make them from")
     if counts.kind is None:
         counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
     return columns
 
 
-def _pairs(rows: Iterable[Texts], source: str, data: DataSection, counts: _Counts) -> Iterator[Pair]:
+def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterator[tuple[str, str, list[str]]]:
     """Pairs as they are, or by the rule for labelled rows once all of these are read."""
     entailments: list[list[str]] = []
     contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
     for label, texts in rows:
-        if counts.kind != "labelled":
-            if data.nli != NLISection():
-                raise InputError(f"data.nli: {source} holds pairs as they are, and no labels to make them from")
-            yield texts[0], texts[1], texts[2:]
-            continue
         counts.labels[label] += 1
-        if label == ENTAILMENT:
+        if counts.kind != "labelled":
+            yield texts[0], texts[1], texts[2:]
+        elif label == ENTAILMENT:
             entailments.append(texts)
         elif label == CONTRADICTION:
             contradictions.setdefault(texts[0], {})[texts[1]] = None
@@ -243,7 +238,9 @@ def _pairs(rows: Iterable[Texts], source: str, data: DataSection, counts: _Count
         yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
 
 
-def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
+def _counted(
+    pairs: Iterable[tuple[str, str, list[str]]], data: DataSection, counts: _Counts
+) -> Iterator[tuple[str, str, list[str]]]:
     """The pairs that are trained on."""
     seen: set[bytes] = set()
     for anchor, positive, negatives in pairs:
