@@ -48,6 +48,7 @@ _WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
 BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
 BLANK_TEXTS = "blank_texts"
 
+Pair = tuple[str, str, list[str]]  # anchor, positive, hard negatives
 Texts = tuple[int, list[str]]
 """A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
 

@@ -22,7 +22,7 @@ from simcse_st.data.columns import (
     CONTRADICTION,
     ENTAILMENT,
     LABELS,
-    Kind,
+    Pair,
     Roles,
     Row,
     RowError,
@@ -149,7 +149,7 @@ def load_training_data(data: DataSection) -> TrainingData:
 class _Counts:
     """What is counted as rows are read, made and written."""
 
-    kind: Kind | None = None
+    kind: str | None = None
     read: int = 0
     usable: int = 0
     written: int = 0
@@ -221,7 +221,7 @@ def _recognised(row: Row, source: str, data: DataSection, counts: _Counts) -> Ro
     return columns
 
 
-def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterator[tuple[str, str, list[str]]]:
+def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterator[Pair]:
     """Pairs as they are, or by the rule for labelled rows once all of these are read."""
     entailments: list[list[str]] = []
     contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
@@ -238,9 +238,7 @@ def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterato
         yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
 
 
-def _counted(
-    pairs: Iterable[tuple[str, str, list[str]]], data: DataSection, counts: _Counts
-) -> Iterator[tuple[str, str, list[str]]]:
+def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
     """The pairs that are trained on."""
     seen: set[bytes] = set()
     for anchor, positive, negatives in pairs:
