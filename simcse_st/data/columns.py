@@ -1,18 +1,19 @@
-"""What the columns of training data mean, by their names or as the user says."""
+"""A row, and what the columns of training data mean, by their names or as the user says."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Columns
+from simcse_st.recipe import Columns, DataSection
 
-if TYPE_CHECKING:
-    from simcse_st.data.files import Row
+logger = logging.getLogger(__name__)
 
 Kind = Literal["labelled", "pairs", "sentences"]
 
@@ -38,6 +39,66 @@ _NLI = (
     ("sentence1", "sentence2", "gold_label"),
 )
 
+LABELS = ("entailment", "neutral", "contradiction")
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+_LABELS = {**{name: number for number, name in enumerate(LABELS)}, **{str(number): number for number in range(3)}}
+_NO_CONSENSUS = ("-1", "-", "")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_WRITTEN_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""")
+BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
+BLANK_TEXTS = "blank_texts"
+
+Pair = tuple[str, str, list[str]]  # anchor, positive, hard negatives
+Texts = tuple[int, list[str]]
+"""A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
+
+
+class Row(NamedTuple):
+    """One row."""
+
+    place: str
+    """What it stands in, up to the number: ``file:`` or ``name row``."""
+    number: int
+    """Its line, from 1; or its index in a table without lines, from 0."""
+    cells: dict[str, Any]
+    header: int | None = None
+    """The line that names the columns, where there is one."""
+
+    @property
+    def where(self) -> str:
+        """What an error says of its place."""
+        return f"{self.place}{self.number}"
+
+    @property
+    def where_named(self) -> str:
+        """The place that names its columns: that of the header, or its own."""
+        return f"{self.place}{self.number if self.header is None else self.header}"
+
+
+class RowError(InputError):
+    """One row that cannot be used; the rows after it could be.
+
+    Attributes:
+        reason: Which kind of fault, as the manifest counts it.
+    """
+
+    def __init__(self, message: str, reason: str = BROKEN) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+Rows = Iterator[Row | RowError]
+"""Rows in their order, and in the place of a row that is broken, what is wrong with it."""
+
+
+def sentence(row: Row, column: str, value: Any) -> str:
+    """A value of a row that must be a sentence: text that can be encoded, and is not blank."""
+    if isinstance(value, str) and value.strip() and (value.isascii() or not _SURROGATE.search(value)):
+        return value
+    what = "is missing" if value is None else f"is {excerpt(value)}"
+    blank = value is None or (isinstance(value, str) and not value.strip())
+    raise RowError(f"{row.where}: {column} {what}, but must be a sentence", BLANK if blank else NOT_TEXT)
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -45,106 +106,156 @@ class Roles:
 
     Attributes:
         kind: What the rows are.
-        first: The column of the premise, the anchor or the text.
-        second: That of the hypothesis or the positive.
-        label: That of the label.
-        named_negatives: Those of the hard negatives, if the user named them; by default their names show it.
+        used: The column of each role: premise, hypothesis and label; anchor and positive; or text.
+        mapped_negatives: The columns of the hard negatives, where the user names them.
+        mapped: Whether the user has said which columns count.
     """
 
     kind: Kind
-    first: str
-    second: str = ""
-    label: str = ""
-    named_negatives: tuple[str, ...] | None = None
+    used: dict[str, str]
+    mapped_negatives: list[str] | None
+    mapped: bool
 
     @classmethod
-    def of(cls, row: Row, mapped: Columns | None) -> Roles:
+    def of(cls, row: Row, columns: Columns | None) -> Roles:
         """Recognises the columns of a row.
 
         Args:
             row: The row.
-            mapped: Columns by their roles, for those roles that their names do not tell.
+            columns: Those whose names do not tell their roles.
         """
-        told = mapped.model_dump(exclude_none=True) if mapped else {}
-        chosen = {
-            role: [str(name) for name in (value if isinstance(value, list) else [value])]
-            for role, value in told.items()
-        }
-        for role, columns in chosen.items():
+        told = columns.model_dump(exclude_none=True) if columns else {}
+        chosen = {role: [str(name) for name in as_list(value)] for role, value in told.items()}
+        for role, names in chosen.items():
             # A hard negative may be absent from any one row.
-            if role != "negative" and columns[0] not in row.cells:
-                raise InputError(f"data.columns.{role}: no column {columns[0]!r} in {row.where_named}; {_found(row)}")
+            if role != "negative" and names[0] not in row.cells:
+                raise InputError(f"data.columns.{role}: no column {names[0]!r} in {row.where_named}; {_found(row)}")
         kind = _kind(row, chosen)
-        taken = [column for columns in chosen.values() for column in columns]
+        taken = [name for names in chosen.values() for name in names]
         if len(set(taken)) < len(taken):
             raise InputError(f"data.columns: one column in two roles: {', '.join(taken)}")
-        roles = {role: chosen[role][0] if role in chosen else _by_name(row, kind, role, taken) for role in ROLES[kind]}
-        first, second, *_ = *roles.values(), ""
-        negatives = tuple(chosen["negative"]) if "negative" in chosen else None
-        return cls(kind, first, second, roles.get("label", ""), negatives)
+        used: dict[str, str] = {}
+        for role, known in ROLES[kind].items():
+            found = chosen.get(role) or [name for name in known if name in row.cells and name not in taken]
+            if len(found) > 1:
+                both = " and ".join(found)
+                raise InputError(f"{row.where}: {both} might both be the {role}: choose by data.columns.{role}")
+            if not found:
+                raise InputError(
+                    f"{row.where_named}: no column for the {role}: {_found(row)}; name it by data.columns.{role}"
+                )
+            used[role] = found[0]
+        roles = cls(kind, used, chosen.get("negative"), bool(chosen))
+        if by_number(columns):
+            cells = {name: row.cells.get(name) for name in (*used.values(), *roles.negatives(row.cells))}
+            if any(cell in KNOWN_NAMES or _NEGATIVE.fullmatch(cell or "") for cell in cells.values()):
+                raise InputError(f"{row.where}: this is a header: give data.columns by its names, not by numbers")
+            shown = ", ".join(f"column {name} is {excerpt(cell, 40)}" for name, cell in cells.items())
+            logger.info("columns  without a header; in the first row %s", shown)
+        return roles
 
-    def negatives(self, names: Iterable[str]) -> tuple[str, ...]:
+    @cached_property
+    def texts(self) -> list[str]:
+        """The columns that every row has a text in."""
+        return [name for role, name in self.used.items() if role != "label"]
+
+    def negatives(self, names: Iterable[str]) -> list[str]:
         """The columns of hard negatives among these, by their numbers."""
-        if self.kind != "pairs":
-            return ()
-        return self.named_negatives if self.named_negatives is not None else _negatives(tuple(names))
+        if self.kind != "pairs" or self.mapped_negatives is not None:
+            return self.mapped_negatives or []
+        numbered = [(int(match[1] or 0), name) for name in names if (match := _NEGATIVE.fullmatch(name))]
+        return [name for _, name in sorted(numbered)]
 
-    def left_out(self, names: Iterable[str]) -> list[str]:
-        """Those of these columns that hold nothing for training."""
-        names = list(names)
-        used = {self.first, *filter(None, (self.second, self.label)), *self.negatives(names)}
-        return [name for name in names if name not in used]
+    def left_out(self, row: Row, sentences: bool) -> list[str]:
+        """The columns that hold nothing for training.
+
+        Args:
+            row: A row.
+            sentences: Whether single sentences are trained on. If not, columns that would change what pairs mean are an
+                error, unless the user has said which columns count.
+        """
+        used = {*self.used.values(), *self.negatives(row.cells)}
+        names = [name for name in row.cells if name not in used]
+        if self.kind != "pairs" or self.mapped or sentences:
+            return names
+        first, second = self.texts
+        pair = f"{{anchor: {first}, positive: {second}"
+        for name in names:
+            if name in ROLES["labelled"]["label"]:
+                raise InputError(
+                    f"{row.where_named}: a {name} beside {first} and {second}: if it tells the positive pairs, keep "
+                    f"those only; if not, set data.columns={pair}}}"
+                )
+            if "neg" in name.lower() and any(isinstance(text, str) for text in as_list(row.cells[name])):
+                raise InputError(
+                    f"{row.where_named}: is {excerpt(name)} a hard negative? then name it negative, or set "
+                    f"data.columns={pair}, negative: {name}}}; if not, the same without negative"
+                )
+        return names
+
+    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> Texts | None:
+        """The label and the texts of a row.
+
+        Args:
+            row: The row.
+            negatives: Its columns of hard negatives.
+            data: What the texts are for.
+            dropped: Counts rows that are left out, and the blank texts of sentences.
+
+        Returns:
+            Its label and texts, or None where it is left out.
+        """
+        label, sentences = ENTAILMENT, data.kind == "sentences"
+        if self.kind == "labelled":
+            found = _label(row, self.used["label"])
+            if found is None:
+                dropped["no_consensus"] += 1
+                return None
+            label = found
+        if label == NEUTRAL and not sentences:
+            return label, []  # counts for a sample, and is not trained on
+        values = [(name, row.cells.get(name)) for name in self.texts]
+        for name in negatives:
+            values += [(name, text) for text in as_list(row.cells.get(name)) if text is not None and text != ""]
+        if sentences:
+            kept = [(name, text) for name, text in values if text is not None and str(text).strip()]
+            dropped[BLANK_TEXTS] += len(values) - len(kept)
+            values = kept
+        for name, text in values:
+            if name in negatives and not sentences and isinstance(text, str) and _WRITTEN_LIST.fullmatch(text):
+                raise RowError(
+                    f"{row.where}: {name} is {excerpt(text)}, a list written as text: use JSON Lines or Parquet for "
+                    "lists"
+                )
+        texts = [sentence(row, name, text) for name, text in values]
+        if data.max_characters and any(len(text) > data.max_characters for text in texts):
+            dropped["too_long"] += 1
+            return None
+        return (label, texts) if texts else None
 
 
-def check_columns(row: Row, columns: Roles, told: bool) -> None:
-    """Looks for columns of pairs that would change what they mean, if they were no more than left out.
-
-    Args:
-        row: A row.
-        columns: Its columns.
-        told: Whether the user has said which columns count.
-    """
-    if columns.kind != "pairs" or told:
-        return
-    pair = f"{{anchor: {columns.first}, positive: {columns.second}"
-    for name in columns.left_out(row.cells):
-        if name in ROLES["labelled"]["label"]:
-            raise InputError(
-                f"{row.where_named}: a {name} beside {columns.first} and {columns.second}: if it tells the positive "
-                f"pairs, keep those only; if not, set data.columns={pair}}}"
-            )
-        cell = row.cells[name]
-        texts = cell if isinstance(cell, list) else [cell]
-        if "neg" in name.lower() and any(isinstance(text, str) for text in texts):
-            raise InputError(
-                f"{row.where_named}: is {excerpt(name)} a hard negative? then name it negative, or set "
-                f"data.columns={pair}, negative: {name}}}; if not, the same without negative"
-            )
+def by_number(columns: Columns | None) -> bool:
+    """Whether the user gives columns by their numbers, as of tables without a header."""
+    told = columns.model_dump(exclude_none=True).values() if columns else ()
+    return any(isinstance(name, int) for value in told for name in as_list(value))
 
 
-def is_negative_name(value: object) -> bool:
-    """Whether this is a name that hard negatives go by."""
-    return isinstance(value, str) and bool(_NEGATIVE.fullmatch(value))
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, or a list of the one value."""
+    return value if isinstance(value, list) else [value]
 
 
-@lru_cache(maxsize=1024)
-def _negatives(names: tuple[str, ...]) -> tuple[str, ...]:
-    numbered = [(int(match[1] or 0), name) for name in names if (match := _NEGATIVE.fullmatch(name))]
-    return tuple(name for _, name in sorted(numbered))
-
-
-def _kind(row: Row, chosen: Mapping[str, list[str]]) -> Kind:
+def _kind(row: Row, chosen: dict[str, list[str]]) -> Kind:
     if chosen:
-        kinds = [kind for kind, roles in ROLES.items() if chosen.keys() & roles.keys()]
-        kinds += ["pairs"] if "negative" in chosen and "pairs" not in kinds else []
+        of_role: dict[str, Kind] = {role: kind for kind, roles in ROLES.items() for role in roles}
+        kinds = {of_role.get(role, "pairs") for role in chosen}
         if len(kinds) > 1:
             raise InputError(f"data.columns: {', '.join(chosen)} are not the roles of one kind of data")
-        return kinds[0]
+        return kinds.pop()
     names = row.cells.keys()
     if any(names >= set(triple) for triple in _NLI):
         return "labelled"
-    pairs = ROLES["pairs"]
-    if names & set(pairs["anchor"]) and names & set(pairs["positive"]):
+    if all(names & set(known) for known in ROLES["pairs"].values()):
         return "pairs"
     if names & set(ROLES["sentences"]["text"]):
         return "sentences"
@@ -155,14 +266,22 @@ def _kind(row: Row, chosen: Mapping[str, list[str]]) -> Kind:
     )
 
 
-def _by_name(row: Row, kind: Kind, role: str, taken: list[str]) -> str:
-    found = [name for name in ROLES[kind][role] if name in row.cells and name not in taken]
-    if len(found) > 1:
-        raise InputError(f"{row.where}: {' and '.join(found)} might both be the {role}: choose by data.columns.{role}")
-    if not found:
-        raise InputError(f"{row.where_named}: no column for the {role}: {_found(row)}; name it by data.columns.{role}")
-    return found[0]
-
-
 def _found(row: Row) -> str:
     return f"found the columns {listed(row.cells)}"
+
+
+def _label(row: Row, column: str) -> int | None:
+    """0 to 2, or None where there is no consensus."""
+    value = row.cells.get(column)
+    # bool and float compare equal to int, but mean something else here.
+    if value is None or (isinstance(value, (str, int)) and str(value) in _NO_CONSENSUS):
+        return None
+    label = _LABELS.get(str(value).lower()) if isinstance(value, str) or type(value) is int else None
+    if label is None:
+        hint = "; write whole numbers" if str(value) in ("0.0", "1.0", "2.0", "-1.0") else ""
+        raise RowError(
+            f"{row.where}: {column} is {excerpt(value)}, but must be entailment, neutral or contradiction, or 0, 1, 2, "
+            f"or -1 for no consensus{hint}",
+            BAD_LABEL,
+        )
+    return label

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import re
+import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from simcse_st.console import progress
-from simcse_st.data.columns import KNOWN_NAMES
-from simcse_st.errors import InputError, excerpt, listed
+from simcse_st.data.columns import KNOWN_NAMES, Row, RowError, Rows
+from simcse_st.errors import InputError, RunError, excerpt, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,58 +43,8 @@ _MARKS = {
     b"PAR1": "a Parquet file; its name must end in .parquet",
     b"version https://git-lfs.github.com/spec/": "a Git LFS pointer and not the file; fetch that with git lfs pull",
 }
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
-
-
-class Row(NamedTuple):
-    """One row."""
-
-    place: str
-    """What it stands in, up to the number: ``file:`` or ``name row``."""
-    number: int
-    """Its line, from 1; or its index in a table without lines, from 0."""
-    cells: dict[str, Any]
-    header: int | None = None
-    """The line that names the columns, where there is one."""
-
-    @property
-    def where(self) -> str:
-        """What an error says of its place."""
-        return f"{self.place}{self.number}"
-
-    @property
-    def where_named(self) -> str:
-        """The place that names its columns: that of the header, or its own."""
-        return f"{self.place}{self.number if self.header is None else self.header}"
-
-
-class RowError(InputError):
-    """One row that cannot be used; the rows after it could be.
-
-    Attributes:
-        reason: Which kind of fault, as the manifest counts it.
-    """
-
-    def __init__(self, message: str, reason: str = BROKEN) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def is_sentence(value: Any) -> TypeGuard[str]:
-    """Whether a value is text that can be encoded: not blank, and without halves of surrogate pairs."""
-    return isinstance(value, str) and bool(value.strip()) and (value.isascii() or not _SURROGATE.search(value))
-
-
-def sentence(row: Row, column: str, value: Any) -> str:
-    """A value of a row that must be a sentence."""
-    if not is_sentence(value):
-        what = "is missing" if value is None else f"is {excerpt(value)}"
-        blank = value is None or (isinstance(value, str) and not value.strip())
-        raise RowError(f"{row.where}: {column} {what}, but must be a sentence", BLANK if blank else NOT_TEXT)
-    return value
+# How the types of Parquet columns begin that can hold texts or labels.
+_READABLE = ("string", "large_string", "null", "list", "large_list", "int", "uint", "half", "float", "double", "bool")
 
 
 def file_format(path: Path) -> str | None:
@@ -101,9 +55,7 @@ def file_format(path: Path) -> str | None:
     return suffix if suffix in FORMATS and not (compressed and suffix == ".parquet") else None
 
 
-def read_file(
-    path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: Quotes = None
-) -> Iterator[Row | RowError]:
+def read_file(path: Path, name: str, *, layout: str | None = None, header: bool = True, quotes: Quotes = None) -> Rows:
     """Reads the rows of a file.
 
     Args:
@@ -117,52 +69,46 @@ def read_file(
         The rows in their order, and in the place of a row that is broken, what is wrong with it.
     """
     layout = layout or file_format(path)
-    if layout == ".parquet":
-        return _parquet_rows(path, name)
-    if layout == ".txt":
-        return _text_rows(path, name)
     if layout in DELIMITED:
         return _delimited_rows(path, name, DELIMITED[layout], "csv" if layout == ".csv" else quotes, header)
-    return _json_rows(path, name)
+    if not header:
+        raise InputError(f"{name}: data.columns by numbers is for CSV and TSV; here columns have names")
+    if layout == ".parquet":
+        return _parquet_rows(path, name)
+    return _line_rows(path, name, _text_row if layout == ".txt" else _json_row)
 
 
-def _text_rows(path: Path, name: str) -> Iterator[Row | RowError]:
+def _line_rows(path: Path, name: str, parse: Callable[[str, int, str], Row | RowError | None]) -> Rows:
     for number, line in read_lines(path, name):
-        if isinstance(line, RowError):
-            yield line
-        else:
-            text = line.rstrip("\r\n")
-            if number == 1:
-                _check_is_text(name, text)
-            yield Row(f"{name}:", number, {"text": text})
+        row = line if isinstance(line, RowError) else parse(name, number, line)
+        if row is not None:
+            yield row
 
 
-def _check_is_text(name: str, line: str) -> None:
-    """Looks for a first line that is no sentence: that of a table, or of JSON Lines."""
-    if line.startswith("{") and isinstance(_json_row(name, 1, line), Row):
-        raise InputError(f"{name}:1: a JSON object and no sentence: then name it .jsonl: {excerpt(line)}")
-    for delimiter, suffix in (("\t", ".tsv"), (",", ".csv")):
-        fields = line.split(delimiter)
-        if len(fields) > 1 and all(map(re.compile(r"\w+").fullmatch, fields)) and KNOWN_NAMES.intersection(fields):
-            raise InputError(f"{name}:1: the header of a table and no sentence: then name it {suffix}: {excerpt(line)}")
+def _text_row(name: str, number: int, line: str) -> Row:
+    text = line.rstrip("\r\n")
+    if number == 1:  # is it a sentence, and not the beginning of a table or of JSON Lines?
+        if text.startswith("{") and isinstance(_json_row(name, 1, text), Row):
+            raise InputError(f"{name}:1: a JSON object and no sentence: then name it .jsonl: {excerpt(text)}")
+        for suffix, delimiter in DELIMITED.items():
+            fields = text.split(delimiter)
+            if len(fields) > 1 and KNOWN_NAMES.intersection(fields) and all(re.fullmatch(r"\w+", f) for f in fields):
+                raise InputError(
+                    f"{name}:1: the header of a table and no sentence: then name it {suffix}: {excerpt(text)}"
+                )
+    return Row(f"{name}:", number, {"text": text})
 
 
-def _json_rows(path: Path, name: str) -> Iterator[Row | RowError]:
-    for number, line in read_lines(path, name):
-        if isinstance(line, RowError):
-            yield line
-        elif line.strip():
-            yield _json_row(name, number, line)
-
-
-def _json_row(name: str, number: int, line: str) -> Row | RowError:
+def _json_row(name: str, number: int, line: str) -> Row | RowError | None:
     try:
         cells = _JSON.decode(line)
     except (ValueError, RecursionError) as error:
+        if not line.strip():
+            return None
         # Not only of JSON: also numbers of thousands of digits, and brackets nested as deep.
         problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         hint = ""
-        if number == 1 and line[0] in "{[" and line.strip() in ("{", "[", "[{"):
+        if number == 1 and line.strip() in ("{", "[", "[{"):
             hint = "; it is JSON over several lines, but each object must stand on a line of its own"
         elif number == 1 and "," in line and line[0] not in "{[":
             hint = "; is it a CSV? then name it .csv"
@@ -183,7 +129,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_without_repetition)
 
 
-def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, header: bool) -> Iterator[Row | RowError]:
+def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, header: bool) -> Rows:
     columns: list[str] | None = None
     header_line: int | None = None
     for number, line in read_lines(path, name):
@@ -200,7 +146,8 @@ def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, heade
                     "data.quotes=csv if they do not"
                 )
             if columns is None and header:
-                columns, header_line = _header(name, number, fields), number
+                _check_header(f"{name}:{number}", fields)
+                columns, header_line = fields, number
                 continue
             if columns is None:
                 if delimiter == "," and "\t" in text:
@@ -217,26 +164,24 @@ def _delimited_rows(path: Path, name: str, delimiter: str, quotes: Quotes, heade
             yield Row(f"{name}:", number, dict(zip(columns, fields, strict=True)), header_line)
 
 
-def _header(name: str, number: int, fields: list[str]) -> list[str]:
-    where = f"{name}:{number}"
-    if fields[0].lstrip().startswith("{"):
-        raise InputError(f"{where}: {excerpt(fields[0])} heads no table; is it JSON Lines? then name it .jsonl")
+def _check_header(where: str, fields: list[str]) -> None:
+    first = fields[0]
+    if first.lstrip().startswith("{"):
+        raise InputError(f"{where}: {excerpt(first)} heads no table; is it JSON Lines? then name it .jsonl")
     if len(set(fields)) < len(fields):
         raise InputError(f"{where}: two columns of the header have the same name: {listed(fields)}")
-    if len(fields) < 2:
-        hints = {
-            "\t": "it is tab-separated: then name it .tsv",
-            ";": "it is separated by semicolons, but must be by commas",
-            "|": "it is separated by bars, but must be by commas",
-            ",": "it is a CSV: then name it .csv",
-        }
-        hint = next((hint for mark, hint in hints.items() if mark in fields[0]), None)
-        if hint:
-            raise InputError(f"{where}: a header of one column: {excerpt(fields[0])}; {hint}")
-    return fields
+    hints = {
+        "\t": "it is tab-separated: then name it .tsv",
+        ";": "it is separated by semicolons, but must be by commas",
+        "|": "it is separated by bars, but must be by commas",
+        ",": "it is a CSV: then name it .csv",
+    }
+    hint = next((hint for mark, hint in hints.items() if mark in first), None)
+    if len(fields) < 2 and hint:
+        raise InputError(f"{where}: a header of one column: {excerpt(first)}; {hint}")
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
+def _parquet_rows(path: Path, name: str) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -246,11 +191,13 @@ def _parquet_rows(path: Path, name: str) -> Iterator[Row | RowError]:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise InputError(f"{name}: two columns have the same name: {listed(names)}")
-            named = class_namer(_classes(file.schema_arrow.metadata))
+            classes = _classes(file.schema_arrow.metadata)
             tables = (zip(*map(_cells, batch.columns), strict=True) for batch in file.iter_batches(batch_size=1000))
             rows = progress(f"reading {path.name}", file.metadata.num_rows, chain.from_iterable(tables))
-            for number, cells in enumerate(rows):
-                yield Row(f"{name} row ", number, named(dict(zip(names, cells, strict=True))))
+            for number, values in enumerate(rows):
+                cells = dict(zip(names, values, strict=True))
+                name_classes(cells, classes)
+                yield Row(f"{name} row ", number, cells)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{name}: not a Parquet file that can be read: {' '.join(str(error).split())}") from None
 
@@ -260,42 +207,25 @@ def _cells(column: pa.Array) -> list[Any]:
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    of_texts = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_null,
-        pa.types.is_list,
-    )
-    of_labels = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_large_list)
-    if any(is_kind(kind) for is_kind in (*of_texts, *of_labels)):
-        return list(column.to_pylist())
-    return [kind] * len(column)
+    return column.to_pylist() if str(kind).startswith(_READABLE) else [kind] * len(column)
 
 
 def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
     """The names of class labels that `datasets` leaves in the files it writes."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        kinds = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+        kinds = {column: kind for column, kind in features.items() if isinstance(kind, dict)}
+        return {column: kind["names"] for column, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
     except (ValueError, LookupError, TypeError, AttributeError):
         return {}  # written by something else, or by a release with another layout
-    return {
-        name: kind["names"] for name, kind in kinds.items() if kind.get("_type") == "ClassLabel" and "names" in kind
-    }
 
 
-def class_namer(classes: dict[str, list[str]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def name_classes(cells: dict[str, Any], classes: Mapping[str, list[str]]) -> None:
     """Replaces numbered class labels by their names: not every data set numbers them as SNLI does."""
-
-    def named(cells: dict[str, Any]) -> dict[str, Any]:
-        for column, names in classes.items():
-            value = cells.get(column)
-            if isinstance(value, int) and 0 <= value < len(names):
-                cells[column] = names[value]
-        return cells
-
-    return named
+    for column, names in classes.items():
+        value = cells.get(column)
+        if isinstance(value, int) and 0 <= value < len(names):
+            cells[column] = names[value]
 
 
 def split_quoted(name: str, number: int, text: str, delimiter: str) -> list[str]:
@@ -325,9 +255,7 @@ def read_lines(path: Path, name: str) -> Iterator[tuple[int, str | RowError]]:
     number = 0
     try:
         with path.open("rb") as raw, progress(f"reading {path.name}", path.stat().st_size, unit="B") as bar:
-            file: Iterable[bytes] = raw
-            if path.name.lower().endswith(COMPRESSED):
-                file = gzip.GzipFile(fileobj=raw)
+            file: Iterable[bytes] = gzip.GzipFile(fileobj=raw) if path.name.lower().endswith(COMPRESSED) else raw
             for number, line in enumerate(file, 1):
                 if number == 1:
                     _check_first(name, line)
@@ -338,15 +266,6 @@ def read_lines(path: Path, name: str) -> Iterator[tuple[int, str | RowError]]:
         raise InputError(f"{name}: damaged gzip after line {number}: {error}") from None
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-
-
-def first_line(path: Path, name: str) -> str:
-    """The first line of a text file, without its end; "" if it is empty."""
-    for _, line in read_lines(path, name):
-        if isinstance(line, RowError):
-            raise line
-        return line.rstrip("\r\n")
-    return ""
 
 
 def _check_first(name: str, line: bytes) -> None:
@@ -369,3 +288,44 @@ def _decoded(name: str, number: int, line: bytes) -> str | RowError:
             f"{name}:{number}: byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8; "
             "convert the file, e.g. iconv -f latin1 -t utf-8"
         )
+
+
+def digest_of(*texts: str) -> bytes:
+    """16 bytes for a text, or for several together: that two of ten million share one has a chance of 1e-25."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def count_distinct(digests: bytearray) -> int:
+    """How many different ones there are among digests of 16 bytes, one behind another."""
+    array = np.frombuffer(digests, dtype="S16")
+    first = np.frombuffer(digests, dtype=np.uint8)[::16] >> 4
+    # Part by part, by the first four bits, since sorting makes copies.
+    return sum(len(np.unique(array[first == part])) for part in range(16))
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # which stay until the process ends: data are mapped from them
+
+
+def write_arrow(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Path:
+    """Writes rows into an Arrow file of their own; memory holds a batch of them."""
+    import pyarrow as pa
+
+    iterator = iter(rows)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="simcse-st-", ignore_cleanup_errors=True)
+        _folders.append(folder)
+        path = Path(folder.name) / "rows.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            while batch := list(islice(iterator, 10_000)):
+                columns = list(map(list, zip(*batch, strict=True)))
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+    except OSError as error:
+        raise RunError(
+            f"cannot write to the temporary folder {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to "
+            "another"
+        ) from error
+    return path

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.util
 import logging
+import os.path
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import progress
-from simcse_st.data.files import (
-    COMPRESSED,
-    DELIMITED,
-    FORMATS,
-    Quotes,
-    Row,
-    RowError,
-    class_namer,
-    file_format,
-    read_file,
-)
+from simcse_st.data.columns import Row, Rows
+from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, file_format, name_classes, read_file
 from simcse_st.errors import InputError, listed, one_line
 from simcse_st.recipe import HubDataset
 from simcse_st.records import InputFile, Source
@@ -77,7 +68,7 @@ def find_source(
     if isinstance(reference, (str, Path)):
         name = resolve(str(reference))
         is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
-        if is_id and not exists(Path(name).expanduser()):
+        if is_id and not os.path.exists(os.path.expanduser(name)):
             return HubSource(HubDataset(dataset=name), split, quotes)
         names = [name]
     else:
@@ -86,67 +77,37 @@ def find_source(
     for path in (path for name in names for path in _files(name)):
         if paths.setdefault(path.resolve(), path) is not path:
             raise InputError(f"{path} is named twice: its rows would count twice")
-    return FileSource(names, list(paths.values()), quotes)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return FileSource(names[0] + more, list(paths.values()), quotes)
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files of this disk.
+    """Files of this disk; ``name`` is what to call them in an error, ``quotes`` those of a TSV's fields."""
 
-    Attributes:
-        names: What the user named.
-        paths: The files.
-        quotes: Of TSVs whose fields stand in quotes: what these are.
-    """
-
-    names: list[str]
+    name: str
     paths: list[Path]
     quotes: Quotes = None
 
-    @property
-    def name(self) -> str:
-        """What to call it in an error."""
-        return f"{self.names[0]} and {len(self.names) - 1} more" if len(self.names) > 1 else self.names[0]
-
-    def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
-        """Reads all rows.
-
-        Args:
-            header: Whether tables name their columns; if not, they are called "1", "2", ...
-
-        Yields:
-            The rows in their order, and in the place of a row that is broken, what is wrong with it.
-        """
+    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
+        """The name and the rows of each file, as :func:`read_file` reads them."""
         for path in self.paths:
-            if not header and file_format(path) not in DELIMITED:
-                raise InputError(f"{path}: data.columns by numbers is for CSV and TSV; here columns have names")
-            rows = read_file(path, str(path), header=header, quotes=self.quotes)
-            first = next(rows, None)
-            if first is None:
-                after = " (its first line is the header)" if file_format(path) in DELIMITED else ""
-                raise InputError(f"{path}: there is no row in it{after}")
-            yield first
-            yield from rows
+            yield str(path), read_file(path, str(path), header=header, quotes=self.quotes)
 
-    def records(self) -> list[Source]:
-        """What identifies each file in a manifest."""
-        return [file_record(path) for path in self.paths]
+    def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
+        """What identifies each file in a manifest, with the number of its rows."""
+        numbers = rows or [None] * len(self.paths)
+        return [file_record(path, number) for path, number in zip(self.paths, numbers, strict=True)]
 
 
-def file_record(path: Path) -> Source:
+def file_record(path: Path, rows: int | None = None) -> Source:
     """What identifies a file in a manifest. Its folder stays out: the card would publish it."""
-    return Source(file=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
+    return Source(file=path.name, bytes=path.stat().st_size, sha256=file_sha256(path), rows=rows)
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """One split of a dataset on the Hub.
-
-    Attributes:
-        reference: What the user named.
-        split: The split.
-        quotes: Of named TSVs whose fields stand in quotes: what these are.
-    """
+    """One split of a dataset on the Hub, or files of it; ``quotes`` are those of a TSV's fields."""
 
     reference: HubDataset
     split: str
@@ -158,20 +119,17 @@ class HubSource:
         files = f" ({self.reference.files})" if self.reference.files else ""
         return f"{self.reference.dataset}[{self.split}]{files}"
 
-    def rows(self, *, header: bool = True) -> Iterator[Row | RowError]:
-        """Reads all rows, with class labels by their names; named files are read as if they lay here.
-
-        Args:
-            header: Of named files: whether tables name their columns.
-        """
-        if self.reference.files:
-            folder, paths = _fetched(self)
-            for path in paths:
-                name = f"{self.reference.dataset}/{path.relative_to(folder)}"
-                yield from read_file(path, name, header=header, quotes=self.quotes)
+    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
+        """The name and the rows of each named file, as if it lay here; or those of the split."""
+        if not self.reference.files:
+            yield self.name, self._rows()
             return
-        if not header:
-            raise InputError(f"{self.name}: data.columns by numbers is for CSV and TSV; here columns have names")
+        folder, paths = _fetched(self)
+        for path in paths:
+            name = f"{self.reference.dataset}/{path.relative_to(folder)}"
+            yield name, read_file(path, name, header=header, quotes=self.quotes)
+
+    def _rows(self) -> Iterator[Row]:
         import datasets  # seconds to import, and files do not need it
 
         try:
@@ -182,32 +140,27 @@ class HubSource:
                 builder.download_and_prepare()
                 split = builder.as_dataset(self.split)
             features = split.features or {}
+            classes = {n: kind.names for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
             total = None if self.reference.streaming else len(split)
             tables = split.with_format("arrow").iter(batch_size=1000)
+            rows = (cells for table in tables for cells in table.to_pylist())
+            for number, cells in enumerate(progress(f"reading {self.name}", total, rows)):
+                name_classes(cells, classes)
+                yield Row(f"{self.name} row ", number, cells)
         except Exception as error:
             _fail(self, error)
-        named = class_namer({n: kind.names for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)})
-        rows = (cells for table in self._read(tables) for cells in table.to_pylist())
-        for number, cells in enumerate(progress(f"reading {self.name}", total, rows)):
-            yield Row(f"{self.name} row ", number, named(cells))
 
-    def records(self) -> list[Source]:
-        """What identifies it in a manifest; the revision is the commit that was read."""
-        name = self.reference.dataset
+    def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
+        """What identifies it in a manifest, with the commit that was read and the number of all rows."""
+        name, number = self.reference.dataset, sum(filter(None, rows)) if rows else None
         if self.reference.files:
             folder, paths = _fetched(self)
             files = [InputFile(file=str(path.relative_to(folder)), sha256=file_sha256(path)) for path in paths]
-            return [Source(dataset=name, revision=folder.name, files=files)]
+            return [Source(dataset=name, revision=folder.name, files=files, rows=number)]
         builder = _builder(self)
         base = str(builder.base_path or "")
         commit = base.rpartition("@")[2].partition("/")[0] if base.startswith("hf://") else builder.hash
-        return [Source(dataset=name, config=builder.config.name, split=self.split, revision=commit)]
-
-    def _read(self, tables: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from tables
-        except Exception as error:
-            _fail(self, error)
+        return [Source(dataset=name, config=builder.config.name, split=self.split, revision=commit, rows=number)]
 
 
 @lru_cache(maxsize=16)
@@ -216,12 +169,10 @@ def _builder(source: HubSource) -> DatasetBuilder:
     import datasets
 
     wanted = source.reference
-    builder = datasets.load_dataset_builder(wanted.dataset, wanted.config, revision=wanted.revision)
+    load = partial(datasets.load_dataset_builder, wanted.dataset, wanted.config, revision=wanted.revision)
+    builder = load()
     if builder.name == "csv":
-        # By default pandas takes "None", "NA" and other words for missing cells.
-        builder = datasets.load_dataset_builder(
-            wanted.dataset, wanted.config, revision=wanted.revision, keep_default_na=False
-        )
+        builder = load(keep_default_na=False)  # else pandas takes "None", "NA" and other words for missing cells
     # Out of reach of the Hub, the newest copy in the cache is taken, whatever its revision.
     from_cache = not str(builder.base_path or "").startswith("hf://")
     if from_cache and not huggingface_hub.is_offline_mode():
@@ -263,40 +214,25 @@ def _fail(source: HubSource, error: Exception) -> NoReturn:
 
     if isinstance(error, InputError):
         raise error
-    reasons = [one_line(error)]
-    cause = error.__cause__
+    reasons, cause = [one_line(error)], error.__cause__
     while cause is not None:  # "An error occurred while generating the dataset" says less than what it was
         reasons.append(one_line(cause))
         cause = cause.__cause__
-    hint = ""
+    hint, offline = "", huggingface_hub.is_offline_mode()
+    # The HTTP client's own classes are no OSErrors, and which client it is depends on the hub library's version.
+    of_network = any(word in kind.__name__ for kind in type(error).__mro__ for word in ("Network", "Transport"))
     if isinstance(error, (DatasetNotFoundError, RepositoryNotFoundError, GatedRepoError)):
         hint = (
             " Is the name spelt right? A private or gated data set needs access and a token: set HF_TOKEN, or run hf "
             "auth login. A file of that name is not here either."
         )
-    elif _is_of_network(error):
-        state = "HF_HUB_OFFLINE is set" if huggingface_hub.is_offline_mode() else "is the network there?"
+    elif of_network or offline or isinstance(error, (ConnectionError, TimeoutError)):
         hint = (
-            f" ({state}) To work offline, load it once online, and it stays in the cache; or give a file: there is "
-            "none of that name here."
+            f" ({'HF_HUB_OFFLINE is set' if offline else 'is the network there?'}) To work offline, load it once "
+            "online, and it stays in the cache; or give a file: there is none of that name here."
         )
     reason = ": ".join(dict.fromkeys(filter(None, reasons)))
     raise InputError(f"{source.name}: cannot be read from the Hugging Face Hub: {reason}{hint}") from error
-
-
-def _is_of_network(error: Exception) -> bool:
-    if huggingface_hub.is_offline_mode() or isinstance(error, (ConnectionError, TimeoutError)):
-        return True
-    # The HTTP client's own classes are no OSErrors, and which client it is depends on the hub library's version.
-    return any("Network" in kind.__name__ or "Transport" in kind.__name__ for kind in type(error).__mro__)
-
-
-def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; an error where that cannot be told."""
-    try:
-        return path.exists()
-    except OSError as error:
-        raise InputError(f"{str(path)[:200]}: cannot be read: {error.strerror}") from None
 
 
 def _files(name: str) -> list[Path]:
@@ -323,12 +259,3 @@ def _files(name: str) -> list[Path]:
         if not file.is_file():
             raise InputError(f"{file}: is no regular file")
     return found
-
-
-def digest_of(*texts: str) -> bytes:
-    """16 bytes for a text, or for several together: that two of ten million share one has a chance of 1e-25."""
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        data = text.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.digest()

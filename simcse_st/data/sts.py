@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os.path
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcse_st.data.files import (
-    DELIMITED,
-    Quotes,
-    Row,
-    RowError,
-    file_format,
-    first_line,
-    read_file,
-    sentence,
-    split_quoted,
-)
-from simcse_st.data.sources import FileSource, HubSource, digest_of, exists, file_record, find_source, resolve
+from simcse_st.data.columns import Row, RowError, Rows, sentence
+from simcse_st.data.files import DELIMITED, Quotes, digest_of, file_format, read_file, read_lines, split_quoted
+from simcse_st.data.sources import FileSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Reference
+from simcse_st.recipe import HubDataset, Reference
 from simcse_st.records import GradedFacts, Source
 
 Graded = tuple[str, str, float]
@@ -33,12 +25,11 @@ _NAMES: tuple[Triple, ...] = (
     ("sentence1", "sentence2", "score"),
     ("sentence1", "sentence2", "label"),  # GLUE
     ("sentence_A", "sentence_B", "relatedness_score"),  # SICK
+    ("1", "2", "3"),  # a table without a header
 )
-_HEADERLESS: Triple = ("1", "2", "3")
-# STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources.
-_OFFICIAL: Triple = ("6", "7", "5")
 HIGHEST_SCORE = 5.0
 PARAPHRASE = 4.0
+_NO_GOLD = "no_gold"
 
 
 @dataclass(frozen=True)
@@ -68,17 +59,18 @@ class GradedPairs:
         return [round(score * HIGHEST_SCORE / self.facts.scale, 6) for score in self.scores]
 
 
-def is_folder(reference: object) -> bool:
-    """Whether a reference is a folder of this disk, as SentEval's years are."""
-    path = Path(str(reference)).expanduser()
-    return isinstance(reference, (str, Path)) and exists(path) and path.is_dir()
-
-
 def check_graded_pairs(reference: Reference | Path, split: str) -> None:
     """Makes sure, without reading them, that the files of graded pairs are there."""
-    place = resolve(reference) if isinstance(reference, str) else reference
-    if not is_folder(place):
-        find_source(place, split)
+    if _folder(reference) is None:
+        find_source(reference, split)
+
+
+def _folder(reference: Reference | Path) -> Path | None:
+    """The folder of this disk that a reference names, as SentEval's years are."""
+    if isinstance(reference, HubDataset):
+        return None
+    path = Path(resolve(str(reference))).expanduser()
+    return path if os.path.isdir(path) else None
 
 
 def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: Quotes = None) -> GradedPairs:
@@ -95,23 +87,33 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     Raises:
         InputError: A row cannot be used, with its place; or scores are missing or all the same.
     """
-    place = resolve(reference) if isinstance(reference, str) else reference
-    if is_folder(place):
-        return _load_senteval(Path(str(place)).expanduser(), str(place))
-    source = find_source(place, split, quotes)
+    folder = _folder(reference)
+    if folder:
+        return _load_senteval(folder)
+    source = find_source(reference, split, quotes)
     pairs: list[Graded] = []
     layouts: dict[str, None] = {}
     ungraded: list[RowError] = []
-    highest: dict[str, float] = {}
+    scales: set[bool] = set()
     sets: set[str] = set()
-    for row, columns, layout in _rows(source):
-        layouts[layout] = None
-        sets.add(str(row.cells.get("SemEval_set")))
-        try:
-            pairs.append(_parse(row, columns))
-            highest[row.place] = max(pairs[-1][2], highest.get(row.place, 0.0))
-        except _NoGoldError as error:
-            ungraded.append(error)
+    tables: Iterable[tuple[Rows, str]] = ((rows, "") for _, rows in source.tables())
+    if isinstance(source, FileSource):
+        tables = (_open(path, quotes) for path in source.paths)
+    for rows, layout in tables:
+        highest = 0.0
+        for row in _good(rows):
+            columns = _by_name(row.cells, row.where_named)
+            layouts[layout or ", ".join(columns)] = None
+            sets.add(str(row.cells.get("SemEval_set")))
+            try:
+                pairs.append(_parse(row, columns))
+            except RowError as error:
+                if error.reason != _NO_GOLD:
+                    raise
+                ungraded.append(error)
+            else:
+                highest = max(highest, pairs[-1][2])
+        scales.add(highest <= 1)
     if ungraded and not pairs:
         raise InputError(
             f"{source.name}: all {len(ungraded)} scores are -1: it comes without gold scores, as GLUE's test sets do; "
@@ -121,7 +123,7 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
         raise ungraded[0]
     if len(sets) > 1:
         raise InputError(f"{source.name}: holds several sets, {listed(sorted(sets))} in SemEval_set: keep one")
-    if len({value <= 1 for value in highest.values()}) > 1:
+    if len(scales) > 1:
         raise InputError(f"{source.name}: some of its files have scores up to 1, some up to 5: name one of them")
     if "sentence1, sentence2, label" in layouts and all(score == int(score) for _, _, score in pairs):
         raise InputError(
@@ -131,12 +133,13 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     return _graded(pairs, source.name, source.records(), list(layouts))
 
 
-class _NoGoldError(RowError):
-    """A score of -1, which stands for none in public data."""
-
-
 def _graded(
-    pairs: list[Graded], name: str, sources: list[Source], columns: list[str], subsets: dict[str, int] | None = None
+    pairs: list[Graded],
+    name: str,
+    sources: list[Source],
+    columns: list[str],
+    subsets: dict[str, int] | None = None,
+    pairs_without_score: int = 0,
 ) -> GradedPairs:
     if not pairs:
         raise InputError(f"{name}: there is no graded pair in it")
@@ -154,53 +157,52 @@ def _graded(
         mean_gold=sum(scores) / len(scores) * HIGHEST_SCORE / scale,
         pairs_sha256=hashlib.sha256(b"".join(digests)).hexdigest(),
         subsets=subsets or {},
+        pairs_without_score=pairs_without_score,
     )
     return GradedPairs(sentences1, sentences2, scores, facts)
 
 
-def _rows(source: FileSource | HubSource) -> Iterator[tuple[Row, Triple, str]]:
-    """Each row with its three columns, and what to say of the layout."""
-    opened: Iterable[tuple[Iterator[Row | RowError], Triple | None, str]] = [(source.rows(), None, "")]
-    if isinstance(source, FileSource):
-        quotes = source.quotes
-        opened = (_open(path, quotes) for path in source.paths)
-    for rows, columns, layout in opened:
-        for row in rows:
-            if isinstance(row, RowError):
-                raise row
-            named = columns or _by_name(row.cells, row.where_named)
-            yield row, named, layout or ", ".join(named)
+def _good(rows: Iterable[Row | RowError]) -> Iterator[Row]:
+    """The rows, up to the first broken one."""
+    for row in rows:
+        if isinstance(row, RowError):
+            raise row
+        yield row
 
 
-def _open(path: Path, quotes: Quotes) -> tuple[Iterator[Row | RowError], Triple | None, str]:
-    """The rows of a file, and if they have no names, which columns hold what."""
+def _open(path: Path, quotes: Quotes) -> tuple[Rows, str]:
+    """The rows of a file, and what to say of its layout where it has no header."""
     name, promised = str(path), file_format(path) or ""
     if promised not in (*DELIMITED, ".txt"):
-        return read_file(path, name), None, ""
-    line = first_line(path, name)
+        return read_file(path, name), ""
+    line = next((line for _, line in read_lines(path, name)), "")
+    if isinstance(line, RowError):
+        raise line
+    line = line.rstrip("\r\n")
     by_tabs = line.split("\t")
     if len(by_tabs) >= 7 and _number(by_tabs[4]) is not None:
-        return _official_rows(path, name), _OFFICIAL, "without a header, as STS-B is published: columns 6, 7 and 5"
+        return _official_rows(path, name), "without a header, as STS-B is published: columns 6, 7 and 5"
     layout = ".csv" if promised == ".csv" else ".tsv"
     fields = by_tabs if layout == ".tsv" or not line else split_quoted(name, 1, line, ",")
     if len(fields) == 3 and _number(fields[2]) is not None:
-        rows = read_file(path, name, layout=layout, header=False)
-        return rows, _HEADERLESS, "without a header: columns 1, 2 and 3"
+        return read_file(path, name, layout=layout, header=False), "without a header: columns 1, 2 and 3"
     if len(fields) > 1:
         _by_name(fields, f"{name}:1")
     # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
-    return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), None, ""
+    return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), ""
 
 
-def _official_rows(path: Path, name: str) -> Iterator[Row | RowError]:
-    # Not as a table: some rows of the published files name their sources in further columns.
-    for row in read_file(path, name, layout=".txt"):
-        if isinstance(row, Row):
-            fields = row.cells["text"].split("\t")
-            if len(fields) < 7:
-                raise RowError(f"{row.where}: {len(fields)} fields where 7 belong, split by tabs")
-            row = row._replace(cells={str(number): field for number, field in enumerate(fields, 1)})
-        yield row
+def _official_rows(path: Path, name: str) -> Iterator[Row]:
+    """STS-B as published: genre, file, year, index, score, sentence1, sentence2, and in some rows its sources."""
+    for row in _good(read_file(path, name, layout=".txt")):
+        fields = row.cells["text"].split("\t")
+        if len(fields) < 7:
+            raise RowError(f"{row.where}: {len(fields)} fields where 7 belong, split by tabs")
+        yield _named(row, fields[5], fields[6], fields[4])
+
+
+def _named(row: Row, *cells: str) -> Row:
+    return row._replace(cells=dict(zip(_NAMES[0], cells, strict=True)))
 
 
 def _by_name(found: Iterable[str], where: str) -> Triple:
@@ -219,7 +221,7 @@ def _parse(row: Row, columns: Triple) -> Graded:
     gold = row.cells[columns[2]]
     score = math.nan if isinstance(gold, bool) else _number(gold)
     if score == -1:
-        raise _NoGoldError(f"{row.where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}")
+        raise RowError(f"{row.where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}", _NO_GOLD)
     if score is None or not 0 <= score <= HIGHEST_SCORE:
         raise RowError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
     return first, second, score
@@ -232,52 +234,34 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _load_senteval(folder: Path, name: str) -> GradedPairs:
+def _load_senteval(folder: Path) -> GradedPairs:
     """All parts of a year of STS in SentEval's layout; a pair with an empty line for its score is left out."""
-    inputs = sorted(folder.glob("STS.input.*.txt"))
-    if not inputs:
-        raise InputError(f"{name} is a folder without SentEval's STS.input.*.txt: name a file in it")
     pairs: list[Graded] = []
     subsets: dict[str, int] = {}
-    sources, ungraded = [], 0
-    for path in inputs:
+    sources: list[Source] = []
+    lines = 0
+    for path in sorted(folder.glob("STS.input.*.txt")):
         part = path.name.removeprefix("STS.input.").removesuffix(".txt")
         gold = folder / f"STS.gs.{part}.txt"
         if not gold.is_file():
             raise InputError(f"{path}: its scores are not there: no such file as {gold.name}")
-        graded, left_out = _senteval_part(path, gold)
-        if not graded:
-            raise InputError(f"{gold}: not one of its {left_out} pairs has a score")
-        pairs += graded
-        ungraded += left_out
-        subsets[part] = len(graded)
+        texts, scores = (list(_good(read_file(file, str(file)))) for file in (path, gold))
+        if len(texts) != len(scores):
+            raise InputError(f"{path} has {len(texts)} lines, but {gold.name} has {len(scores)}")
+        before = len(pairs)
+        for row, score in zip(texts, scores, strict=True):
+            fields = row.cells["text"].split("\t")
+            if not score.cells["text"].strip():
+                continue
+            if len(fields) != 2:
+                raise RowError(f"{row.where}: {len(fields)} fields where 2 sentences belong, split by a tab")
+            pairs.append(_parse(_named(row, *fields, score.cells["text"]), _NAMES[0]))
+        if len(pairs) == before:
+            raise InputError(f"{gold}: not one of its {len(texts)} pairs has a score")
+        lines += len(texts)
+        subsets[part] = len(pairs) - before
         sources += [file_record(path), file_record(gold)]
+    if not subsets:
+        raise InputError(f"{folder} is a folder without SentEval's STS.input.*.txt: name a file in it")
     layout = "SentEval's: two sentences a line, split by a tab, and their scores in a file of their own"
-    graded_pairs = _graded(pairs, name, sources, [layout], subsets)
-    facts = graded_pairs.facts.model_copy(update={"pairs_without_score": ungraded})
-    return replace(graded_pairs, facts=facts)
-
-
-def _senteval_part(path: Path, gold: Path) -> tuple[list[Graded], int]:
-    texts, scores = _text_lines(path), _text_lines(gold)
-    if len(texts) != len(scores):
-        raise InputError(f"{path} has {len(texts)} lines, but {gold.name} has {len(scores)}")
-    graded: list[Graded] = []
-    for row, score in zip(texts, scores, strict=True):
-        if not score.cells["text"].strip():
-            continue
-        fields = row.cells["text"].split("\t")
-        if len(fields) != 2:
-            raise RowError(f"{row.where}: {len(fields)} fields where 2 sentences belong, split by a tab")
-        cells = dict(zip(_HEADERLESS, (*fields, score.cells["text"]), strict=True))
-        graded.append(_parse(row._replace(cells=cells), _HEADERLESS))
-    return graded, len(texts) - len(graded)
-
-
-def _text_lines(path: Path) -> list[Row]:
-    lines = []
-    for row in read_file(path, str(path)):
-        if isinstance(row, RowError):
-            raise row
-        lines.append(row)
-    return lines
+    return _graded(pairs, str(folder), sources, [layout], subsets, lines - len(pairs))

@@ -7,32 +7,40 @@ import json
 import logging
 import os.path
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcse_st.data.reader import CONTRADICTION, ENTAILMENT, LABELS, Reader
-from simcse_st.data.sources import FileSource, HubSource, digest_of, find_source
-from simcse_st.errors import InputError, RunError
+from simcse_st.data.columns import (
+    BLANK_TEXTS,
+    CONTRADICTION,
+    ENTAILMENT,
+    LABELS,
+    Pair,
+    Roles,
+    Row,
+    RowError,
+    Texts,
+    by_number,
+)
+from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
+from simcse_st.data.sources import FileSource, HubSource, find_source
+from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection, HubDataset, NLISection
 from simcse_st.records import SampleFacts, TrainFacts
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 10_000
 
-Pair = tuple[str, str, list[str]]
-PAIRS, SENTENCES = ("anchor", "positive", "negative"), ("sentence",)
 PAIR_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; {negative}; rows without consensus (label "
     "-1, '-' or missing) are dropped"
@@ -76,7 +84,7 @@ class TrainingData:
 
     def write(self, path: Path) -> None:
         """Writes the rows as JSON Lines, which are read back as the same rows."""
-        names = tuple(self.dataset.column_names)
+        names = self.dataset.column_names
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(_line(names, row) for row in self.rows())
 
@@ -99,35 +107,37 @@ def load_training_data(data: DataSection) -> TrainingData:
     import pyarrow as pa
 
     source = find_source(data.train, "train", data.quotes)
-    reader = Reader(source, data)
-    rows: Iterable[tuple[int, list[str]]] = reader.rows()
+    counts = _Counts()
+    rows = _read(source, data, counts)
     if data.sample:
-        rows = _sampled(rows, source, data.sample.rows, data.sample.seed)
-    of_kind = _Sentences() if data.kind == "sentences" else _Pairs(reader, data)
-    columns = {"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())}
-    schema = pa.schema({name: columns.get(name, pa.string()) for name in of_kind.names})
+        rows = _sampled(rows, source.name, data.sample.rows, data.sample.seed)
+    made: Iterator[tuple[Any, ...]]
+    if data.kind == "sentences":
+        made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
+    else:
+        made = _counted(_pairs(rows, data, counts), data, counts)
+        schema = pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
     digest = hashlib.sha256()
 
-    def counted() -> Iterator[tuple[Any, ...]]:
-        for row in of_kind.rows(rows):
-            digest.update(_line(of_kind.names, row).encode())
-            of_kind.count(row)
+    def hashed() -> Iterator[tuple[Any, ...]]:
+        for row in made:
+            digest.update(_line(schema.names, row).encode())
+            counts.written += 1
             yield row
 
-    path = _write(counted(), schema)
-    if not of_kind.written:
-        raise InputError(f"{source.name}: {of_kind.nothing(reader)}")
+    path = write_arrow(hashed(), schema)
+    made_facts = (_sentence_facts if data.kind == "sentences" else _pair_facts)(source.name, data, counts)
     facts = TrainFacts(
-        sources=reader.sources(),
-        columns=reader.roles,
-        columns_left_out=list(reader.left_out),
-        rows_read=reader.rows_read,
-        rows_usable=reader.rows_usable,
-        dropped=dict(reader.dropped),
-        unusable_rows=reader.unusable,
+        sources=source.records(counts.of_tables),
+        columns=counts.columns | ({"negative": list(counts.negative_columns)} if counts.negative_columns else {}),
+        columns_left_out=list(counts.left_out),
+        rows_read=counts.read,
+        rows_usable=counts.usable,
+        dropped=dict(counts.dropped),
+        unusable_rows=counts.unusable,
         sample=SampleFacts(rows=data.sample.rows, seed=data.sample.seed) if data.sample else None,
         prepared_sha256=digest.hexdigest(),
-        **of_kind.facts(reader),
+        **made_facts,
     )
     _check_expected(data, facts)
     from datasets import Dataset
@@ -135,198 +145,188 @@ def load_training_data(data: DataSection) -> TrainingData:
     return TrainingData(Dataset.from_file(str(path)), facts)
 
 
-class _Pairs:
-    """Rows -> pairs with their hard negatives, and the counts of these."""
+@dataclass
+class _Counts:
+    """What is counted as rows are read, made and written."""
 
-    names = PAIRS
+    kind: str | None = None
+    read: int = 0
+    usable: int = 0
+    written: int = 0
+    of_tables: list[int] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=lambda: Counter(no_consensus=0, too_long=0))
+    unusable: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    negative_columns: dict[str, None] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+    labels: Counter[int] = field(default_factory=Counter)
+    negatives: Counter[int] = field(default_factory=Counter)
+    # Digests of texts, to count different ones without holding the texts.
+    anchors: bytearray = field(default_factory=bytearray)
+    sentences: bytearray = field(default_factory=bytearray)
+    texts: int = 0
 
-    def __init__(self, reader: Reader, data: DataSection) -> None:
-        self.reader, self.data = reader, data
-        self.written = 0
-        self.labels: Counter[int] = Counter()
-        self._negatives: Counter[int] = Counter()
-        self._anchors, self._texts = Digests(), Digests()
-        self._seen: set[bytes] = set()
 
-    def rows(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[Pair]:
-        """The pairs."""
-        for anchor, positive, negatives in self._all(rows):
-            kept = negatives if self.data.hard_negatives else []
-            if self.data.drop_duplicates:
-                digest = digest_of(anchor, positive, *kept)
-                if digest in self._seen:
-                    self.reader.dropped["duplicate"] += 1
-                    continue
-                self._seen.add(digest)
-            yield anchor, positive, kept
-
-    def _all(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[Pair]:
-        entailments: list[list[str]] = []
-        contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
-        for label, texts in rows:
-            if self.reader.kind != "labelled":
-                if self.data.nli != NLISection():
-                    name = self.reader.source.name
-                    raise InputError(f"data.nli: {name} holds pairs as they are, and no labels to make them from")
-                yield texts[0], texts[1], texts[2:]
+def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
+    """Reads the rows that can be used, once, and counts the others."""
+    seen: set[str] = set()
+    columns: Roles | None = None
+    for name, rows in source.tables(header=not by_number(data.columns)):
+        columns = names = None
+        before = counts.read
+        for row in rows:
+            counts.read += 1
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                if columns is None:
+                    columns = _recognised(row, source.name, data, counts)
+                if row.cells.keys() != names:  # in JSON Lines, any row may have columns of its own
+                    names = row.cells.keys()
+                    negatives = columns.negatives(names)
+                    seen.update(names)
+                    counts.left_out.update(dict.fromkeys(columns.left_out(row, data.kind == "sentences")))
+                    counts.negative_columns.update(dict.fromkeys(negatives))
+                texts = columns.parse(row, negatives, data, counts.dropped)
+            except RowError as error:
+                if data.strict:
+                    raise
+                counts.dropped[error.reason] += 1
+                if len(counts.unusable) < 3:
+                    counts.unusable.append(str(error))
                 continue
-            self.labels[label] += 1
-            if label == ENTAILMENT:
-                entailments.append(texts)
-            elif label == CONTRADICTION:
-                contradictions.setdefault(texts[0], {})[texts[1]] = None
-        wanted = 1 if self.data.nli.hard_negatives == "first" else None
-        for premise, hypothesis in entailments:
-            yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
-
-    def count(self, row: tuple[Any, ...]) -> None:
-        """Counts a pair."""
-        anchor, positive, negatives = row
-        self.written += 1
-        self._negatives[len(negatives)] += 1
-        self._anchors.add(anchor)
-        for text in (anchor, positive, *negatives):
-            self._texts.add(text)
-
-    def nothing(self, reader: Reader) -> str:
-        """Why there is no pair."""
-        if reader.kind is None:
-            return "there is no row in it that can be used"
-        rows = "rows of the sample" if self.data.sample else "rows that are left"
-        found = f"none of the {rows} is an entailment" if reader.kind == "labelled" else "no row is left"
-        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in reader.dropped.items() if count]
-        return f"no pair: {found} ({', '.join([f'{reader.rows_read} read', *numbers])})"
-
-    def facts(self, reader: Reader) -> dict[str, Any]:  # of TrainFacts
-        """The counts."""
-        words = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
-        labels = None
-        if reader.kind == "labelled":
-            words = PAIR_RULE.format(negative=NEGATIVE_RULE[self.data.nli.hard_negatives])
-            labels = {name: self.labels[number] for number, name in enumerate(LABELS)}
-        words += "" if self.data.hard_negatives else "; hard negatives are left out"
-        words += "; of equal rows the first is kept" if self.data.drop_duplicates else ""
-        with_negative = self.written - self._negatives[0]
-        return {
-            "rule": words,
-            "labels": labels,
-            "pairs": self.written,
-            "pairs_with_hard_negative": with_negative,
-            "share_with_hard_negative": with_negative / self.written,
-            "hard_negatives": sum(number * count for number, count in self._negatives.items()),
-            "hard_negatives_per_row": {str(number): self._negatives[number] for number in sorted(self._negatives)},
-            "unique_anchors": self._anchors.distinct(),
-            "unique_sentences": self._texts.distinct(),
-        }
+            if texts is not None:
+                counts.usable += 1
+                yield texts
+        if counts.read == before:
+            after = " (its first line is the header)" if file_format(Path(name)) in DELIMITED else ""
+            raise InputError(f"{name}: there is no row in it{after}")
+        counts.of_tables.append(counts.read - before)
+    absent = [name for name in (columns and columns.mapped_negatives) or () if name not in seen]
+    if absent:
+        raise InputError(f"data.columns.negative: no column {absent[0]!r} in any row of {source.name}")
 
 
-class _Sentences:
-    """Rows -> their distinct texts."""
-
-    names = SENTENCES
-
-    def __init__(self) -> None:
-        self.texts = self.written = 0
-        self._seen: set[bytes] = set()
-
-    def rows(self, rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[str]]:
-        """The texts, each where it first occurs."""
-        for text in (text for _, texts in rows for text in texts):
-            self.texts += 1
-            if (digest := digest_of(text)) not in self._seen:
-                self._seen.add(digest)
-                yield (text,)
-
-    def count(self, row: tuple[Any, ...]) -> None:
-        """Counts a text."""
-        self.written += 1
-
-    def nothing(self, reader: Reader) -> str:
-        """Why there is no sentence."""
-        return f"none of its {reader.rows_read} rows holds a sentence to train on"
-
-    def facts(self, reader: Reader) -> dict[str, Any]:  # of TrainFacts
-        """The counts."""
-        return {
-            "rule": SENTENCE_RULE,
-            "sentences": self.written,
-            "texts": self.texts,
-            "blank_texts": reader.blank_texts,
-            "duplicate_texts": self.texts - self.written,
-        }
+def _recognised(row: Row, source: str, data: DataSection, counts: _Counts) -> Roles:
+    """The columns of a file, by its first row."""
+    columns = Roles.of(row, data.columns)
+    if counts.kind not in (None, columns.kind):
+        raise InputError(f"{row.where}: {columns.kind}, where {counts.kind} rows came before: give one kind of data")
+    if columns.kind == "sentences" and data.kind != "sentences":
+        raise InputError(f"{source}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode")
+    if columns.kind == "pairs" and data.nli != NLISection():
+        raise InputError(f"data.nli: {source} holds pairs as they are, and no labels to make them from")
+    if counts.kind is None:
+        counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
+    return columns
 
 
-def _sampled(
-    rows: Iterable[tuple[int, list[str]]], source: FileSource | HubSource, count: int, seed: int
-) -> Iterator[tuple[int, list[str]]]:
+def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterator[Pair]:
+    """Pairs as they are, or by the rule for labelled rows once all of these are read."""
+    entailments: list[list[str]] = []
+    contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
+    for label, texts in rows:
+        counts.labels[label] += 1
+        if counts.kind != "labelled":
+            yield texts[0], texts[1], texts[2:]
+        elif label == ENTAILMENT:
+            entailments.append(texts)
+        elif label == CONTRADICTION:
+            contradictions.setdefault(texts[0], {})[texts[1]] = None
+    wanted = 1 if data.nli.hard_negatives == "first" else None
+    for premise, hypothesis in entailments:
+        yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
+
+
+def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
+    """The pairs that are trained on."""
+    seen: set[bytes] = set()
+    for anchor, positive, negatives in pairs:
+        kept = negatives if data.hard_negatives else []
+        if data.drop_duplicates:
+            digest = digest_of(anchor, positive, *kept)
+            if digest in seen:
+                counts.dropped["duplicate"] += 1
+                continue
+            seen.add(digest)
+        counts.negatives[len(kept)] += 1
+        counts.anchors += digest_of(anchor)
+        for text in (anchor, positive, *kept):
+            counts.sentences += digest_of(text)
+        yield anchor, positive, kept
+
+
+def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
+    """The texts of rows, each where it first occurs."""
+    seen: set[bytes] = set()
+    for text in (text for _, texts in rows for text in texts):
+        counts.texts += 1
+        if (digest := digest_of(text)) not in seen:
+            seen.add(digest)
+            yield (text,)
+
+
+def _sentence_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    if not counts.written:
+        raise InputError(f"{source}: none of its {counts.read} rows holds a sentence to train on")
+    return {
+        "rule": SENTENCE_RULE,
+        "sentences": counts.written,
+        "texts": counts.texts,
+        "blank_texts": counts.dropped.pop(BLANK_TEXTS, 0),
+        "duplicate_texts": counts.texts - counts.written,
+    }
+
+
+def _pair_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
+    if not counts.written:
+        why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
+        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
+        raise InputError(f"{source}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})")
+    rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
+    labels = None
+    if counts.kind == "labelled":
+        rule = PAIR_RULE.format(negative=NEGATIVE_RULE[data.nli.hard_negatives])
+        labels = {name: counts.labels[number] for number, name in enumerate(LABELS)}
+    rule += "" if data.hard_negatives else "; hard negatives are left out"
+    rule += "; of equal rows the first is kept" if data.drop_duplicates else ""
+    with_negative = counts.written - counts.negatives[0]
+    return {
+        "rule": rule,
+        "labels": labels,
+        "pairs": counts.written,
+        "pairs_with_hard_negative": with_negative,
+        "share_with_hard_negative": with_negative / counts.written,
+        "hard_negatives": sum(number * count for number, count in counts.negatives.items()),
+        "hard_negatives_per_row": {str(number): count for number, count in sorted(counts.negatives.items()) if count},
+        "unique_anchors": count_distinct(counts.anchors),
+        "unique_sentences": count_distinct(counts.sentences),
+    }
+
+
+def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
     """A fixed sample of rows in their order. How many there are must be known first, so they wait on the disk."""
     import pyarrow as pa
 
-    path = _write(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
-        total = sum(batch.num_rows for batch in stream)
-    if count > total:
-        raise InputError(f"data.sample.rows is {count}, but {source.name} has {total} usable rows")
-    # The standard library's generator: its draws are the same on all platforms and in all versions so far.
-    chosen = np.zeros(total, dtype=bool)
-    chosen[random.Random(seed).sample(range(total), count)] = True
-    number = 0
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as stream:
-        for batch in stream:
+    path = write_arrow(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
+    with pa.memory_map(str(path)) as file:
+        batches = pa.ipc.open_stream(file).read_all().to_batches()
+        total = sum(batch.num_rows for batch in batches)
+        if count > total:
+            raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
+        # The standard library's generator: its draws are the same on all platforms and in all versions so far.
+        chosen = np.zeros(total, dtype=bool)
+        chosen[random.Random(seed).sample(range(total), count)] = True
+        number = 0
+        for batch in batches:
             drawn = batch.filter(pa.array(chosen[number : number + batch.num_rows]))
             yield from zip(*(column.to_pylist() for column in drawn.columns), strict=True)
             number += batch.num_rows
     path.unlink()
 
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # which stay until the process ends: data are mapped from them
-
-
-def _write(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Path:
-    """Writes rows into an Arrow file of their own; memory holds a batch of them."""
-    import pyarrow as pa
-
-    iterator = iter(rows)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="simcse-st-", ignore_cleanup_errors=True)
-        _folders.append(folder)
-        path = Path(folder.name) / "rows.arrow"
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            while batch := list(islice(iterator, _BATCH)):
-                columns = list(map(list, zip(*batch, strict=True)))
-                writer.write_batch(pa.record_batch(columns, schema=schema))
-    except OSError as error:
-        raise RunError(
-            f"cannot write to the temporary folder {tempfile.gettempdir()}: {error.strerror or error}; set TMPDIR to "
-            "another"
-        ) from error
-    return path
-
-
 def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:
     return json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n"
-
-
-class Digests:
-    """Digests of texts in the order they are added, to count different texts without holding them."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, *texts: str) -> None:
-        """Adds the digest of a text, or one of several texts together."""
-        self._bytes += digest_of(*texts)
-
-    def sha256(self) -> str:
-        """One checksum over all of them in their order."""
-        return hashlib.sha256(self._bytes).hexdigest()
-
-    def distinct(self) -> int:
-        """How many different ones there are."""
-        digests = np.frombuffer(self._bytes, dtype="S16")
-        first = np.frombuffer(self._bytes, dtype=np.uint8)[::16] >> 4
-        # Part by part, by the first four bits, since sorting makes copies.
-        return sum(len(np.unique(digests[first == part])) for part in range(16))
 
 
 def _check_expected(data: DataSection, facts: TrainFacts) -> None:
@@ -345,8 +345,6 @@ def _check_expected(data: DataSection, facts: TrainFacts) -> None:
     about = {"source"} if data.hard_negatives else {"source", "pairs_with_hard_negative", "prepared_sha256"}
     for key, wanted in expect.model_dump(exclude=about, exclude_none=True).items():
         value = found.get(key)
-        begin, elided, end = str(wanted).partition("...")
-        same = str(value).startswith(begin) and str(value).endswith(end) if elided else value == wanted
-        if not same:
+        if not fnmatchcase(str(value), str(wanted).replace("...", "*")):
             got = f"of {expect.source} it is {value}" if value is not None else f"{expect.source} has none"
             raise InputError(f"data.expect.{key} is {wanted}, but {got}")
