@@ -119,7 +119,7 @@ def _json_row(name: str, number: int, line: str) -> Row | RowError | None:
     return Row(f"{name}:", number, cells)
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     cells = dict(pairs)
     if len(cells) < len(pairs):
         raise ValueError("a key stands twice")
@@ -220,7 +220,7 @@ def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
         return {}  # written by something else, or by a release with another layout
 
 
-def name_classes(cells: dict[str, Any], classes: Mapping[str, list[str]]) -> None:
+def name_classes(cells: dict[str, object], classes: Mapping[str, list[str]]) -> None:
     """Replaces numbered class labels by their names: not every data set numbers them as SNLI does."""
     for column, names in classes.items():
         value = cells.get(column)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +31,13 @@ from simcse_st.data.columns import (
 from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
 from simcse_st.data.sources import FileSource, HubSource, find_source
 from simcse_st.errors import InputError
-from simcse_st.recipe import DataSection, HubDataset, NLISection
+from simcse_st.recipe import DataSection, Expect, HubDataset, NLISection
 from simcse_st.records import SampleFacts, TrainFacts
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
-
 
 PAIR_RULE = (
     "a pair (premise, hypothesis) for every entailment row, in file order; {negative}; rows without consensus (label "
@@ -126,7 +124,9 @@ def load_training_data(data: DataSection) -> TrainingData:
             yield row
 
     path = write_arrow(hashed(), schema)
-    made_facts = (_sentence_facts if data.kind == "sentences" else _pair_facts)(source.name, data, counts)
+    if not counts.written:
+        raise InputError(_why_nothing(source.name, data, counts))
+    blank_texts = counts.dropped.pop(BLANK_TEXTS, 0)
     facts = TrainFacts(
         sources=source.records(counts.of_tables),
         columns=counts.columns | ({"negative": list(counts.negative_columns)} if counts.negative_columns else {}),
@@ -136,10 +136,17 @@ def load_training_data(data: DataSection) -> TrainingData:
         dropped=dict(counts.dropped),
         unusable_rows=counts.unusable,
         sample=SampleFacts(rows=data.sample.rows, seed=data.sample.seed) if data.sample else None,
+        rule=SENTENCE_RULE if data.kind == "sentences" else _pair_rule(data, counts),
         prepared_sha256=digest.hexdigest(),
-        **made_facts,
     )
-    _check_expected(data, facts)
+    if data.kind == "sentences":
+        repeated = counts.texts - counts.written
+        made_facts = {"sentences": counts.written, "texts": counts.texts, "duplicate_texts": repeated}
+        facts = facts.model_copy(update={**made_facts, "blank_texts": blank_texts})
+    else:
+        facts = _with_pairs(facts, counts)
+    if data.expect:
+        _check_expected(data, data.expect, facts)
     from datasets import Dataset
 
     return TrainingData(Dataset.from_file(str(path)), facts)
@@ -233,9 +240,9 @@ def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterato
             entailments.append(texts)
         elif label == CONTRADICTION:
             contradictions.setdefault(texts[0], {})[texts[1]] = None
-    wanted = 1 if data.nli.hard_negatives == "first" else None
+    wanted = slice(1 if data.nli.hard_negatives == "first" else None)
     for premise, hypothesis in entailments:
-        yield premise, hypothesis, list(islice(contradictions.get(premise, ()), wanted))
+        yield premise, hypothesis, list(contradictions.get(premise, ()))[wanted]
 
 
 def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
@@ -266,34 +273,28 @@ def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
             yield (text,)
 
 
-def _sentence_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
-    if not counts.written:
-        raise InputError(f"{source}: none of its {counts.read} rows holds a sentence to train on")
-    return {
-        "rule": SENTENCE_RULE,
-        "sentences": counts.written,
-        "texts": counts.texts,
-        "blank_texts": counts.dropped.pop(BLANK_TEXTS, 0),
-        "duplicate_texts": counts.texts - counts.written,
-    }
+def _why_nothing(source: str, data: DataSection, counts: _Counts) -> str:
+    if data.kind == "sentences":
+        return f"{source}: none of its {counts.read} rows holds a sentence to train on"
+    why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
+    numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
+    return f"{source}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})"
 
 
-def _pair_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, Any]:  # of TrainFacts
-    if not counts.written:
-        why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
-        numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
-        raise InputError(f"{source}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})")
+def _pair_rule(data: DataSection, counts: _Counts) -> str:
     rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
-    labels = None
     if counts.kind == "labelled":
         rule = PAIR_RULE.format(negative=NEGATIVE_RULE[data.nli.hard_negatives])
-        labels = {name: counts.labels[number] for number, name in enumerate(LABELS)}
     rule += "" if data.hard_negatives else "; hard negatives are left out"
-    rule += "; of equal rows the first is kept" if data.drop_duplicates else ""
+    return rule + ("; of equal rows the first is kept" if data.drop_duplicates else "")
+
+
+def _with_pairs(facts: TrainFacts, counts: _Counts) -> TrainFacts:
+    """Adds the facts about pairs and their hard negatives."""
     with_negative = counts.written - counts.negatives[0]
-    return {
-        "rule": rule,
-        "labels": labels,
+    labels = {name: counts.labels[number] for number, name in enumerate(LABELS)}
+    made = {
+        "labels": labels if counts.kind == "labelled" else None,
         "pairs": counts.written,
         "pairs_with_hard_negative": with_negative,
         "share_with_hard_negative": with_negative / counts.written,
@@ -302,6 +303,7 @@ def _pair_facts(source: str, data: DataSection, counts: _Counts) -> dict[str, An
         "unique_anchors": count_distinct(counts.anchors),
         "unique_sentences": count_distinct(counts.sentences),
     }
+    return facts.model_copy(update=made)
 
 
 def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
@@ -329,11 +331,9 @@ def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:
     return json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n"
 
 
-def _check_expected(data: DataSection, facts: TrainFacts) -> None:
+def _check_expected(data: DataSection, expect: Expect, facts: TrainFacts) -> None:
     """Compares the data with what the recipe says of its source."""
-    expect, reference = data.expect, data.train
-    if expect is None:
-        return
+    reference = data.train
     if isinstance(reference, list):
         raise InputError("data.expect is about one source, but data.train is a list: join the files, or leave it out")
     name = reference.dataset if isinstance(reference, HubDataset) else reference

@@ -228,8 +228,8 @@ def score_model(
         results[name] = scored.model_copy(update=facts)
     if "dev" not in data:
         return Tasks(**results), []
-    results |= _on_dev(tasks, data["dev"], place, embeddings)
-    return Tasks(**results), _cosines(data["dev"], place, embeddings)
+    cosines = _cosines(data["dev"], place, embeddings)
+    return _with_dev(Tasks(**results), tasks, data["dev"], cosines, place, embeddings), cosines
 
 
 def with_average(tasks: Tasks) -> Tasks:
@@ -246,10 +246,16 @@ def sentences_of(sets: Iterable[GradedPairs]) -> list[str]:
     return list(dict.fromkeys(text for pairs in sets for text in (*pairs.sentences1, *pairs.sentences2)))
 
 
-def _on_dev(
-    tasks: Sequence[str], dev: GradedPairs, place: dict[str, int], embeddings: Tensor
-) -> dict[str, Any]:  # of Tasks
-    results: dict[str, Any] = {}
+def _with_dev(
+    results: Tasks,
+    tasks: Sequence[str],
+    dev: GradedPairs,
+    cosines: list[float],
+    place: dict[str, int],
+    embeddings: Tensor,
+) -> Tasks:
+    """Adds what is measured on the dev pairs and their sentences beside their own score."""
+    added: dict[str, object] = {}
     numbers = [number for number, same in enumerate(dev.paraphrases()) if same]
     pairs = [(place[dev.sentences1[number]], place[dev.sentences2[number]]) for number in numbers]
     sentences = [place[text] for text in sentences_of([dev])]
@@ -257,23 +263,23 @@ def _on_dev(
         raise InputError("geometry and retrieval need dev pairs with gold >= 4 of 5: there is none")
     if "geometry" in tasks:
         first, second = (list(side) for side in zip(*pairs, strict=True))
-        results["geometry"] = Geometry(
+        added["geometry"] = Geometry(
             alignment=alignment(embeddings[first], embeddings[second]),
             pairs=len(pairs),
             uniformity=uniformity(embeddings[sentences]),
             sentences=len(sentences),
         )
     if "retrieval" in tasks:
-        results["retrieval"] = _retrieval(dev, pairs, sentences, embeddings)
-    cosines, gold = _cosines(dev, place, embeddings), dev.gold_of_5()
+        added["retrieval"] = _retrieval(dev, pairs, sentences, embeddings)
+    gold = dev.gold_of_5()
     if "gold-scores" in tasks:
-        results["gold_scores"] = by_gold_score(gold, cosines)
+        added["gold_scores"] = by_gold_score(gold, cosines)
     if "mistakes" in tasks:
         texts = zip(dev.sentences1, dev.sentences2, gold, cosines, strict=True)
         graded = [GradedPair(sentence1=a, sentence2=b, gold=score, cosine=cosine) for a, b, score, cosine in texts]
         found = mistakes(gold, cosines).items()
-        results["mistakes"] = Mistakes(**{kind: [graded[number] for number in numbers] for kind, numbers in found})
-    return results
+        added["mistakes"] = Mistakes(**{kind: [graded[number] for number in numbers] for kind, numbers in found})
+    return results.model_copy(update=added)
 
 
 def _retrieval(dev: GradedPairs, pairs: list[tuple[int, int]], sentences: list[int], embeddings: Tensor) -> Retrieval:

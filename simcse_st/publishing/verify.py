@@ -36,6 +36,7 @@ from simcse_st.run import CARD, Run, open_run
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+    from huggingface_hub.hf_api import RepoFile
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ def _fetch(repo_id: str, commit: str, cache: str) -> Path:
         return Path(huggingface_hub.snapshot_download(repo_id, revision=commit, cache_dir=cache))
 
 
-def _check_files(copy: Path, remote: dict[str, Any], stated: Stated | None, pushed: Push | None) -> Check:
+def _check_files(copy: Path, remote: dict[str, RepoFile], stated: Stated | None, pushed: Push | None) -> Check:
     """Whether what was fetched is what the hub says it has, what the card says, and what was pushed."""
     local = {path.relative_to(copy).as_posix(): local_file(path) for path in sorted(copy.rglob("*")) if path.is_file()}
     wrong = [f"{name} did not come" for name in remote.keys() - local.keys()]

@@ -118,7 +118,7 @@ class STSCallback(TrainerCallback):
                 self.base_metrics = self.base_metrics or self.evaluator(kwargs["model"])
                 if self.metric not in self.base_metrics:
                     raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
-                self._write({"step": 0, "dev": self.base_metrics})
+                self._write(step=0, dev=self.base_metrics)
         self.seconds += time.perf_counter() - begin
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -144,8 +144,8 @@ class STSCallback(TrainerCallback):
             hint = "lower the learning rate, or raise the temperature"
             raise RunError(f"the loss is {logs['loss']} at step {state.global_step}: {hint}")
         if state.is_world_process_zero:
-            record = {"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-            self._write({**record, **self.step_facts()})
+            rate = logs["learning_rate"]
+            self._write(step=state.global_step, loss=logs["loss"], learning_rate=rate, **self.step_facts())
         if self._due or self._early:
             begin = time.perf_counter()
             # Several devices encode together; one of them scores and saves.
@@ -180,7 +180,7 @@ class STSCallback(TrainerCallback):
             raise RunError(f"step {step}: {error}") from error
         if not math.isfinite(metrics[self.metric]):
             raise RunError(f"{self.metric} is {metrics[self.metric]} at step {step}: are all embeddings the same?")
-        self._write({"step": step, key: metrics})
+        self._write(step=step, **{key: metrics})
         return metrics
 
     def state(self) -> BestState:
@@ -210,10 +210,10 @@ class STSCallback(TrainerCallback):
         shutil.rmtree(self.best_model, ignore_errors=True)
         fresh.rename(self.best_model)
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, **line: Any) -> None:
         if self.history:
             with self.history.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
 class LossCallback(TrainerCallback, ExportableState):
