@@ -16,6 +16,8 @@ from pathlib import Path
 # Read by the libraries when they are imported: no test may need the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores are many times slower
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
