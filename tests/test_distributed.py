@@ -35,6 +35,7 @@ def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_loss_and_gradients_of_one(tiny_base: Path, tmp_path: Path):
     script = TESTS / "two_processes.py"
     output = tmp_path / "steps.json"
@@ -117,6 +118,7 @@ def test_torchrun_trains_the_same_recipe(options: list[str], tiny_base: Path, tm
     assert done.stdout.count("before") == 1  # one table
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_is_refused(tiny_base: Path, tmp_path: Path):
     arguments = ["-m", "simcse_st", "train", "--set", "training.batch_size=7", "--output", "two"]
     done = torchrun(*arguments, cwd=tmp_path)

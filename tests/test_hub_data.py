@@ -197,6 +197,7 @@ def test_the_shipped_recipes_read_their_data_from_the_hub(
     assert (dev["pairs"], dev["scale"], dev["sources"][0]["revision"]) == (3, 1.0, commits["stsb"])
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_have_or_does_not_give(
     hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path
 ):
@@ -242,6 +243,7 @@ def test_what_the_hub_does_not_have_or_does_not_give(
         assert lines == expected_pairs(NLI)
 
 
+@pytest.mark.slow
 def test_a_hub_out_of_reach(hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path):
     snli = ["snli-sup", f"model.base={tiny_base}", "data.sample=null"]
     offline = {"HF_HUB_OFFLINE": "1"}
@@ -269,6 +271,7 @@ def test_a_hub_out_of_reach(hub: Hub, commits: dict[str, str], tiny_base: Path, 
     assert f"the copy in the cache is of commit {commits['snli']}, which may not be the revision ffff" in other
 
 
+@pytest.mark.slow
 def test_what_is_broken_in_a_hub_data_set_is_named(hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path):
     hub.add_repo("dataset", "acme/broken", {"train.jsonl": b'{"anchor": "a", "positive": "b"}\n{"anchor": \n'})
     hub.add_repo("dataset", "acme/empty", {"README.md": b"nothing yet\n"})

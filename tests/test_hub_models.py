@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from helpers import hub_environment
 from hub import Hub
 from simcse_st import build_model
@@ -39,6 +41,7 @@ def measure(hub: Hub, home: Path, dev: Path, models: list[str], token: str = "")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_models_of_the_hub(hub: Hub, tiny_base: Path, tiny_data: Path, tmp_path: Path):
     build_model(tiny_base, device="cpu").save_pretrained(str(tmp_path / "cls"), create_model_card=False)
     build_model(tiny_base, pooling="mean", device="cpu").save_pretrained(

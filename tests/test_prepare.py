@@ -230,6 +230,7 @@ print(len(data), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "sentences"])
 def test_memory_does_not_hold_the_rows(kind: str, tmp_path: Path):
     peaks = []

@@ -48,6 +48,7 @@ def test_push_ends_with_the_proof(hub: Hub, run: Path, tmp_path: Path):
     assert not (tmp_path / "home" / "hub" / "models--alice--m").exists()  # nothing of it stays
 
 
+@pytest.mark.slow
 def test_a_published_copy_that_is_not_proven_fails_the_push(hub: Hub, run: Path, tmp_path: Path):
     hub.fault("corrupt", path="/lfs/", method="GET")
     pushed = simcse_st("push", run, "alice/m", hub=hub, cwd=tmp_path)
@@ -66,6 +67,7 @@ def test_a_published_copy_that_is_not_proven_fails_the_push(hub: Hub, run: Path,
     assert hub.repos["model", "alice/m"].refs["main"] == commit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "repo_id", "fault", "code", "says"),
     [
@@ -110,6 +112,7 @@ def test_a_fault_of_the_program_does_not_show_the_token_either(
     assert "hf_secret" not in error
 
 
+@pytest.mark.slow
 def test_nothing_of_this_machine_is_published(hub: Hub, tiny_recipe: Recipe, tmp_path: Path):
     """Neither where things are, nor what a local base is called."""
     base = tmp_path / "home-of-secrets" / "secret-base"

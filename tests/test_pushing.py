@@ -85,6 +85,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("faults", "says"), FAULTS.values(), ids=FAULTS)
 def test_a_push_that_meets_a_fault(faults: list[dict], says: str | None, publisher: Publisher, run: Path):
     hangs = any(each["action"] == "hang" for each in faults)

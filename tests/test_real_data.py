@@ -24,6 +24,7 @@ def test_snli_dev_makes_the_known_pairs(shared_data: Path):
     assert len({anchor for anchor, _, _ in pairs.rows()}) == pairs.facts.unique_anchors == 3074
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "count", "expected"), [("dev", 1500, 79.73), ("test", 1379, 73.50)])
 def test_minilm_read_through_cls_has_its_known_scores(
     split: str, count: int, expected: float, shared_data: Path, minilm

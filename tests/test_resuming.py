@@ -119,6 +119,7 @@ HEAD = {"model": {"head": "train-only"}, "training": {"max_grad_norm": 1.0}}
 UNSUPERVISED = {"data": {"kind": "sentences"}, "loss": {"mask_false_negatives": False, "mlm_weight": 0.1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, HEAD, UNSUPERVISED], ids=["plain", "head", "unsupervised with mlm"])
 def test_a_stopped_run_goes_on_to_the_same_result(
     changes: dict, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -166,6 +167,7 @@ def run_in(folder: Path, recipe: Recipe) -> None:
     train(recipe, folder, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_twenty_random_moments(recipe: Recipe, tmp_path: Path):
     """Killed as the system kills: no handler runs, and files end where they were."""
     # The processes are forked from one that has imported the libraries and done nothing else: they start at once.
@@ -393,6 +395,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_resumes(
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_processes_resume_to_the_same_result(recipe: Recipe, tmp_path: Path):
     recipe = with_(with_(recipe, "loss", mask_false_negatives=False), "training", eval_steps=3, save_steps=3)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())

@@ -72,6 +72,7 @@ def test_names_that_are_none(published: Publisher, run: Path):
     assert names(published("alice/m", run=str(run))) == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [

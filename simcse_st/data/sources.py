@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import importlib.util
 import logging
-import os.path
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ def find_source(
     if isinstance(reference, (str, Path)):
         name = resolve(str(reference))
         is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
-        if is_id and not os.path.exists(os.path.expanduser(name)):
+        if is_id and not _is_here(name):
             return HubSource(HubDataset(dataset=name), split, quotes)
         names = [name]
     else:
@@ -233,6 +232,13 @@ def _fail(source: HubSource, error: Exception) -> NoReturn:
         )
     reason = ": ".join(dict.fromkeys(filter(None, reasons)))
     raise InputError(f"{source.name}: cannot be read from the Hugging Face Hub: {reason}{hint}") from error
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except OSError as error:  # a file of the user's that cannot be looked at must not become a question to the Hub
+        raise InputError(f"{name[:200]}: cannot be read: {error.strerror}") from None
 
 
 def _files(name: str) -> list[Path]:

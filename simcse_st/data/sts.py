@@ -25,7 +25,6 @@ _NAMES: tuple[Triple, ...] = (
     ("sentence1", "sentence2", "score"),
     ("sentence1", "sentence2", "label"),  # GLUE
     ("sentence_A", "sentence_B", "relatedness_score"),  # SICK
-    ("1", "2", "3"),  # a table without a header
 )
 HIGHEST_SCORE = 5.0
 PARAPHRASE = 4.0
@@ -185,7 +184,8 @@ def _open(path: Path, quotes: Quotes) -> tuple[Rows, str]:
     layout = ".csv" if promised == ".csv" else ".tsv"
     fields = by_tabs if layout == ".tsv" or not line else split_quoted(name, 1, line, ",")
     if len(fields) == 3 and _number(fields[2]) is not None:
-        return read_file(path, name, layout=layout, header=False), "without a header: columns 1, 2 and 3"
+        rows = _good(read_file(path, name, layout=layout, header=False))
+        return (_named(row, *row.cells.values()) for row in rows), "without a header: columns 1, 2 and 3"
     if len(fields) > 1:
         _by_name(fields, f"{name}:1")
     # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
