@@ -105,13 +105,14 @@ def encoder_path(base: str | Path) -> str:
     Args:
         base: As :func:`build_model` takes it.
     """
+    base = resolve(str(base))
     folder = Path(base).expanduser()
-    if len(str(base)) > 500 or folder.is_file():
-        raise InputError(f"{str(base)[:60]!r} is no model folder")
+    if len(base) > 500 or folder.is_file():
+        raise InputError(f"{base[:60]!r} is no model folder")
     if not folder.is_dir():
-        if folder.is_absolute() or str(base).startswith(".") or str(base).count("/") > 1:
-            raise InputError(f"there is no folder {str(base)!r}")
-        return str(base)
+        if folder.is_absolute() or base.startswith(".") or base.count("/") > 1:
+            raise InputError(f"there is no folder {base!r}")
+        return base
     modules = folder / "modules.json"
     if modules.is_file():
         try:
@@ -316,17 +317,16 @@ def _load_encoder(section: ModelSection) -> Transformer:
     from sentence_transformers.sentence_transformer.modules import Transformer
     from transformers import AutoConfig
 
-    base = resolve(section.base)
-    path = encoder_path(base)
+    path = encoder_path(section.base)
     chosen = {"attn_implementation": section.attention} if section.attention else {}
     config: dict[str, Any] = {"revision": section.revision}
     if section.pooling == "first_last_avg":
         config["output_hidden_states"] = True
-    with _errors_of_loading(base, path):
+    with _errors_of_loading(section.base, path):
         if section.dropout is not None:
             names = _dropouts(AutoConfig.from_pretrained(path, revision=section.revision))
             if not names:
-                raise InputError(f"model.dropout: the encoder {base!r} has no dropout that could be set")
+                raise InputError(f"model.dropout: the encoder {section.base!r} has no dropout that could be set")
             config.update(dict.fromkeys(names, section.dropout))
         transformer = Transformer(
             path,
@@ -348,9 +348,8 @@ def load_tokenizer(section: ModelSection) -> Any:
     """The tokenizer of a base, without its weights."""
     from transformers import AutoTokenizer
 
-    base = resolve(section.base)
-    path = encoder_path(base)
-    with _errors_of_loading(base, path):
+    path = encoder_path(section.base)
+    with _errors_of_loading(section.base, path):
         return AutoTokenizer.from_pretrained(path, revision=section.revision)
 
 

@@ -12,12 +12,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
-from simcse_st.data.sources import resolve
 from simcse_st.errors import InputError
 from simcse_st.models import build_model, dropout_probabilities, encoder_path
 from simcse_st.recipe import Recipe
-from simcse_st.records import Manifest
-from simcse_st.run import file_sha256
+from simcse_st.records import Environment, Manifest
+from simcse_st.run import describe_environment, file_sha256
 from simcse_st.training.prepare import count_truncated, state_data
 
 logger = logging.getLogger(__name__)
@@ -33,9 +32,10 @@ class Inputs:
     data: TrainingData
     dev: GradedPairs
     test: GradedPairs
-    precision: str
     manifest: Manifest
-    base_is_local: bool
+    environment: Environment
+    base_model: str | None
+    """The base's id on the Hub; null for a local folder."""
 
 
 def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> Inputs:
@@ -56,7 +56,7 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
             f"{recipe.training.batch_size}: lower training.batch_size or give more data"
         )
     if recipe.model.sha256:
-        _check_weights(Path(encoder_path(resolve(recipe.model.base))), recipe.model.sha256)
+        _check_weights(Path(encoder_path(recipe.model.base)), recipe.model.sha256)
     set_seed(recipe.seed)  # for the first weights of a head that is kept
     model = build_model(recipe.model, device=device)
     _check_dropout(recipe, model)
@@ -66,8 +66,9 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
     facts = {"truncation": count_truncated(model.tokenizer, data, limit), "samples": samples}
     manifest = Manifest(train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts)
-    is_local = Path(resolve(recipe.model.base)).expanduser().exists()  # now: the folder may be gone when the run ends
-    return Inputs(model, data, dev, test, _precision(recipe, model.device), manifest, is_local)
+    environment = describe_environment(model.device, _precision(recipe, model.device), devices)
+    is_local = Path(encoder_path(recipe.model.base)).exists()  # asked now: the folder may be gone when the run ends
+    return Inputs(model, data, dev, test, manifest, environment, None if is_local else recipe.model.base)
 
 
 def check_machine(recipe: Recipe, devices: int) -> None:
@@ -133,7 +134,7 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     hard = facts.hard_negatives / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
     logger.info(
         "model    %s, %.1fM parameters, pooling %s, on %s in %s",
-        recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.precision,
+        recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.environment.precision,
     )  # fmt: skip
     state_data(recipe, inputs.manifest)
     logger.info(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from simcse_st.console import progress
 from simcse_st.data import TrainingData, load_graded_pairs, load_training_data
-from simcse_st.data.sources import find_source, resolve
+from simcse_st.data.sources import find_source
 from simcse_st.data.sts import check_graded_pairs
 from simcse_st.errors import RunError, listed
 from simcse_st.models import encoder_path, load_tokenizer
@@ -88,7 +88,7 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
 
 def check_places(recipe: Recipe) -> None:
     """Makes sure, before anything is read, that the files and folders which a recipe names are there."""
-    encoder_path(resolve(recipe.model.base))
+    encoder_path(recipe.model.base)
     find_source(recipe.data.train, "train", recipe.data.quotes)
     check_graded_pairs(recipe.data.dev, "validation")
     check_graded_pairs(recipe.data.test, "test")

@@ -16,14 +16,13 @@ from transformers import set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.card import render_card
-from simcse_st.data.sources import resolve
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.models import weights_sha256
 from simcse_st.recipe import Recipe
 from simcse_st.records import Results, SplitScores
-from simcse_st.run import CARD, Run, describe_environment, file_sha256
+from simcse_st.run import CARD, Run, file_sha256
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.training.checkpoints import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
@@ -52,8 +51,7 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
 
 def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool) -> None:
     inputs = load_inputs(recipe, process.num_processes, str(process.device))
-    environment = describe_environment(inputs.model.device, inputs.precision, process.num_processes)
-    checkpoint = checkpoint_to_resume(run, inputs.manifest, environment) if resume else None
+    checkpoint = checkpoint_to_resume(run, inputs.manifest, inputs.environment) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
@@ -77,7 +75,7 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
     if process.is_main_process and checkpoint is None:
         run.begin(recipe)
         run.write(inputs.manifest)
-        run.write(environment)
+        run.write(inputs.environment)
     process.wait_for_everyone()
     best = STSCallback(
         dev,
@@ -113,7 +111,6 @@ def _record(
     assert best.best_step is not None
     assert measured.tasks.test
     test = measured.tasks.test
-    place = resolve(recipe.model.base)
     results = Results(
         recipe=recipe.name,
         best_step=best.best_step,
@@ -122,7 +119,7 @@ def _record(
         dev=SplitScores(**best.best_metrics, pairs=len(inputs.dev)),
         test=SplitScores(spearman=test.spearman, pearson=test.pearson, pairs=test.n),
         weights_sha256=best.best_sha256,
-        base_model=None if inputs.base_is_local else place,
+        base_model=inputs.base_model,
         model_sha256=measured.model_sha256,
         modules=measured.modules,
         files=_checksums(run.model_path),
@@ -195,8 +192,8 @@ def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) 
         warmup_steps=settings.warmup_steps,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm or 0.0,
-        fp16=inputs.precision == "fp16",
-        bf16=inputs.precision == "bf16",
+        fp16=inputs.environment.precision == "fp16",
+        bf16=inputs.environment.precision == "bf16",
         use_cpu=inputs.model.device.type == "cpu",
         torch_compile=settings.torch_compile,
         # A GPU would wait for its next batch; on a CPU another process would take from training what it gives.
