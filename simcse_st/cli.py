@@ -80,7 +80,8 @@ def train(
 
     _go_on_with("the same command" if seeds is not None or resume else "the same command and --resume", overwrite)
     chosen = load_recipe(recipe, overrides or (), base=base, data=data)
-    from simcse_st.evaluation.tables import run_table, seeds_table  # after the recipe, whose errors come fast
+    # After the recipe, whose errors come fast.
+    from simcse_st.evaluation.tables import run_summary, run_table, seeds_table
     from simcse_st.training import experiments
     from simcse_st.training import train as training
 
@@ -92,14 +93,7 @@ def train(
     if not first_process():
         return
     print_tables([run_table(run.results)])
-    results, seen = run.results, run.results.batches
-    masked = f", {seen.masked_cells:,} cells masked" if seen.masked_cells else ""
-    _print(
-        f"{results.train_seconds:.0f} s of training, {results.sentences_per_second:.0f} sentences/s\n"
-        f"an anchor saw {seen.mean_negatives or 0:.1f} negatives on average, "
-        f"{seen.fewest_negatives} to {seen.most_negatives}{masked}\n"
-        f"model: {run.model_path}"
-    )
+    _print(f"{run_summary(run.results)}\nmodel: {run.model_path}")
 
 
 @app.command()
@@ -271,14 +265,8 @@ def report(
 ) -> None:
     """Put runs and models into one table."""
     from simcse_st.evaluation import report as reporting
-    from simcse_st.run import write_text
 
-    record = reporting.report(places)
-    table = reporting.report_table(record)
-    print_tables([table])
-    if output is not None:
-        write_text(output / "report.md", table.markdown())
-        write_text(output / record.FILE, record.to_json())
+    print_tables([reporting.report_table(reporting.report(places, output))])
 
 
 @app.command()

@@ -10,7 +10,7 @@ from simcse_st.console import Table
 from simcse_st.errors import InputError
 from simcse_st.evaluation.records import Ablation, Evaluation, MeasuredModel, Seeds, Spread, is_stsb, spread_of
 from simcse_st.records import SPLITS, Record, Split
-from simcse_st.run import EVALUATION, Run, open_run, read_record
+from simcse_st.run import EVALUATION, Run, open_run, read_record, write_text
 
 Kind = Literal["supervised", "unsupervised"]
 # Gao, Yao & Chen 2021, BERT-base: STS-B dev and test.
@@ -65,12 +65,13 @@ class Report(Record):
     systems: list[System]
 
 
-def report(places: Sequence[str | Path]) -> Report:
+def report(places: Sequence[str | Path], output: str | Path | None = None) -> Report:
     """Puts runs and evaluations side by side, and beside what the paper reports.
 
     Args:
         places: Run folders; folders of several seeds or of ablations; ``evaluation.json`` files or their folders. A
             model that is there as a run is not repeated from an evaluation.
+        output: A folder for ``report.json``, and for the table as Markdown, ``report.md``.
 
     Returns:
         The systems. The paper's rows are there if any was measured on all of STS-B.
@@ -85,7 +86,11 @@ def report(places: Sequence[str | Path]) -> Report:
         raise InputError("nothing to report: name run folders or evaluation.json files")
     reported = [System(name=_paper_name(kind), kind=kind, **scores) for kind, scores in PAPER.items()]
     on_stsb = any(_is_stsb(system.data) for system in systems)
-    return Report(systems=[*systems, *(reported if on_stsb else [])])
+    record = Report(systems=[*systems, *(reported if on_stsb else [])])
+    if output is not None:
+        write_text(Path(output) / "report.md", report_table(record).markdown())
+        write_text(Path(output) / record.FILE, record.to_json())
+    return record
 
 
 def gap_to_paper(kind: Kind | None, scores: dict[Split, float], data: dict[Split, Pairs] | None) -> Gap | None:

@@ -20,6 +20,17 @@ def run_table(results: Results) -> Table:
     return Table(title, ["", "before", "after", "change"], rows)
 
 
+def run_summary(results: Results) -> str:
+    """What a run's training took, and what its loss saw."""
+    seen = results.batches
+    masked = f", {seen.masked_cells:,} cells masked" if seen.masked_cells else ""
+    return (
+        f"{results.train_seconds:.0f} s of training, {results.sentences_per_second:.0f} sentences/s\n"
+        f"an anchor saw {seen.mean_negatives or 0:.1f} negatives on average, "
+        f"{seen.fewest_negatives} to {seen.most_negatives}{masked}"
+    )
+
+
 # Of each column: its head, the task, and where in its result the number and the number of what it is over stand.
 _COLUMNS: tuple[tuple[str, str, str, str, str], ...] = (
     ("dev", "dev", "spearman", "n", ".2f"),
