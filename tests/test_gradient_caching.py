@@ -125,3 +125,10 @@ def test_gradient_checkpointing_changes_nothing(tiny_base: Path):
 def test_sizes_without_meaning_are_refused(name: str, tiny_model: SentenceTransformer):
     with pytest.raises(ValueError, match=f"{name} should be (greater than 0|a valid integer)"):
         SimCSELoss(tiny_model, **{name: 0})
+
+
+def test_no_graph_of_the_loss_outlives_its_backward_pass(tiny_model: SentenceTransformer):
+    reps = [[torch.randn(2, 8, requires_grad=True), torch.randn(1, 8, requires_grad=True)] for _ in range(2)]
+    loss = SimCSELoss(tiny_model, mini_batch_size=2).calculate_loss(reps, with_backward=True)
+    assert not loss.requires_grad
+    assert all(chunk.grad is not None for chunks in reps for chunk in chunks)

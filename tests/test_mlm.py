@@ -48,6 +48,9 @@ def test_the_term_is_added_with_its_weight(tiny_lm: Path):
     assert 0.15 < share < 0.45
     assert not (labels == model.tokenizer.cls_token_id).any()
 
+    with torch.no_grad():  # an evaluation has no such term: its masks would be drawn anew each time
+        assert loss([dict(features[0])]).item() == pytest.approx(plain, abs=1e-6)
+
     value.backward()
     assert {"mlm.lm.cls.predictions.bias", "mlm.lm.cls.predictions.transform.dense.weight"} <= set(
         loss.own_parameters()

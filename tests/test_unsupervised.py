@@ -76,6 +76,10 @@ def test_the_head_stands_between_pooling_and_normalisation(tiny_model: SentenceT
     expected = SimCSELoss(tiny_model).compute_loss_from_embeddings(*vectors.split(4), torch.arange(4))
     assert value.item() == pytest.approx(expected.item(), abs=1e-5)
 
+    # As in the paper's code: std 0.02 and no bias (torch's own would be 0.1 here).
+    assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not linear.bias.any()
+
     value.backward()
     assert linear.weight.grad.abs().sum() > 0
     assert {name.split(".")[0] for name, _ in loss.named_parameters()} == {"model", "head"}
