@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import tempfile
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from simcse_st.data.sources import resolve
 from simcse_st.data.sts import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.evaluation.records import Evaluation
 from simcse_st.models import weights_sha256
-from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files, status_of
+from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
 from simcse_st.publishing.verify import TOLERANCE, read_proof
 from simcse_st.records import SPLITS, Record
 from simcse_st.run import CARD, Run
@@ -92,14 +92,14 @@ def _folders(run: Run) -> list[Path]:
     return [*([base] if base.is_absolute() else []), *(file.parent for file in files if file.is_absolute())]
 
 
-def check_metadata(card: str) -> None:
+def check_metadata(api: HfApi, card: str) -> None:
     """Has the hub look at the card's metadata."""
-    try:
-        ModelCard(card).validate(repo_type="model")
-    except ValueError as error:
-        if status_of(error) not in (None, 400) or isinstance(error, json.JSONDecodeError):
-            raise
-        raise InputError(f"the hub does not accept the card's metadata: {one_line(error)}") from error
+    # Not by ModelCard.validate: before huggingface_hub 2.2 it asks huggingface.co, whatever HF_ENDPOINT says.
+    body = {"repoType": "model", "content": card}
+    answer = get_session().post(f"{api.endpoint}/api/validate-yaml", json=body, headers={"Accept": "text/plain"})
+    if answer.status_code == 400:
+        raise InputError(f"the hub does not accept the card's metadata: {' '.join(answer.text.split())}")
+    hf_raise_for_status(answer)
 
 
 def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr: bool) -> Target:

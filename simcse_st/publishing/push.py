@@ -111,7 +111,7 @@ def _push(api: HfApi, run: Run, repo_id: str, private: bool, revision: str, crea
     pairs = load_pairs(run)
     with in_one_line(f"{repo_id}: nothing has been pushed"):
         target = find_target(api, repo_id, revision, private, create_pr)
-        check_metadata(card)
+        check_metadata(api, card)
         others = check_others(api, target, files)
     check_model(run, pairs)
     changed = [name for name, file in files.items() if not file.is_at(target.files.get(name))]
