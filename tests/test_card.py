@@ -245,8 +245,12 @@ def test_groups_of_other_recipes_or_data_are_not_this_run_s(own: Run):
     other = own.recipe.changed(loss__temperature=0.1)
     assert "Under 2 seeds" not in compose_card(own, recipe=other)
     assert "## Ablations" not in compose_card(own, recipe=other)
-    changed = change(own, Manifest, lambda manifest: manifest["train"].update(prepared_sha256="0" * 64))
-    assert "Under 2 seeds" not in compose_card(changed)
+    for part, key in (("train", "prepared_sha256"), ("dev", "pairs_sha256"), ("test", "pairs_sha256")):
+        before = own.manifest.model_dump()[part][key]
+        changed = change(own, Manifest, lambda manifest: manifest[part].update({key: "0" * 64}))  # noqa: B023
+        assert "Under 2 seeds" not in compose_card(changed)
+        back = change(own, Manifest, lambda manifest: manifest[part].update({key: before}))  # noqa: B023
+        assert "Under 2 seeds" in compose_card(back)
 
 
 def test_citations_are_of_what_is_in_it(own: Run):

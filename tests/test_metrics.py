@@ -14,6 +14,7 @@ from simcse_st.evaluation.metrics import (
     alignment,
     by_gold_score,
     correlations,
+    cosines_of,
     mistakes,
     retrieval,
     sts_year,
@@ -80,6 +81,23 @@ def test_retrieval_is_that_of_a_plain_loop():
     for (query, _), best in zip(pairs, found.top1, strict=True):
         assert best != query
         assert similarity(query, best) == max(similarity(query, k) for k in range(60) if k != query)
+
+
+def test_recall_at_5_ends_with_the_fifth():
+    angles = [math.radians(10 * number) for number in range(7)]
+    circle = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles], dtype=torch.float64)
+    found = retrieval(circle, [0] * 6, range(1, 7))  # whose answers come first to sixth
+    assert (found.recall_at_1, found.recall_at_5) == (1 / 6, 5 / 6)
+    assert found.mrr == pytest.approx(sum(1 / rank for rank in range(1, 7)) / 6, rel=1e-12)
+
+
+def test_pairs_that_are_alike_but_for_the_last_digits_are_ties():
+    first, second = embeddings(2, 64)
+    orders = [torch.randperm(64, generator=torch.Generator().manual_seed(seed)) for seed in range(20)]
+    sides = [torch.stack([vector[order] for order in orders]) for vector in (first, second)]
+    plain = torch.nn.functional.cosine_similarity(*sides)
+    assert len(set(plain.tolist())) > 1  # the same sums in other orders
+    assert len(set(cosines_of(*sides))) == 1
 
 
 def test_retrieval_without_ties_agrees_too():
