@@ -100,7 +100,10 @@ def lfs_batch(hub: Hub, request: Request, type_: str, id_: str) -> Reply:
     action = upload_action if upload else download_action
     objects = [{**wanted, **action(hub, wanted, batch["transfers"])} for wanted in batch["objects"]]
     in_parts = any("chunk_size" in answer.get("actions", {}).get("upload", {}).get("header", {}) for answer in objects)
-    return Reply({"transfer": "multipart" if in_parts else "basic", "objects": objects})
+    transfer = "multipart" if in_parts else "basic"
+    if hub.xet and upload and "xet" in batch["transfers"]:  # of clients before 2.0; later ones ask for it at once
+        transfer = "xet"
+    return Reply({"transfer": transfer, "objects": objects})
 
 
 def download_action(hub: Hub, wanted: dict[str, Any], transfers: list[str]) -> dict[str, Any]:
