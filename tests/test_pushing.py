@@ -196,6 +196,9 @@ def test_a_folder_that_is_not_the_measured_model_is_not_pushed(publisher: Publis
     score = json.loads(results)["test"]["spearman"]
     (run / "results.json").write_text(results.replace(str(score), str(score + 0.001)))
     refused(f"test spearman is {score:.4f}, recorded {score + 0.001:.4f}: not published")
+    weights = json.loads(results)["weights_sha256"]
+    (run / "results.json").write_text(results.replace(weights, "0" * 64))
+    refused("is not the model that its records are about: its weights are others: not published")
     for key in ("dev", "test"):
         wrong = json.loads(results)
         wrong[key]["pearson"] = float("nan")
