@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from simcse_st.recipe import Sample
+
 Split = Literal["dev", "test"]
 SPLITS: tuple[Split, Split] = ("dev", "test")
 
@@ -66,13 +68,6 @@ class Truncation(Record):
     tokens_truncated: int
 
 
-class SampleFacts(Record):
-    """A sample of the rows."""
-
-    rows: int
-    seed: int
-
-
 class TrainFacts(Record):
     """What was read for training, and what became of it."""
 
@@ -87,7 +82,7 @@ class TrainFacts(Record):
     unusable_rows: list[str] = []
     """The first errors of rows that cannot be used, where ``data.strict`` is false."""
     labels: dict[str, int] | None = None
-    sample: SampleFacts | None = None
+    sample: Sample | None = None
     rule: str
     prepared_sha256: str
     """SHA-256 of the rows as ``simcse-st prepare`` writes them."""

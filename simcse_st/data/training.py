@@ -32,7 +32,7 @@ from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_form
 from simcse_st.data.sources import FileSource, HubSource, find_source
 from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection, Expect, HubDataset, NLISection
-from simcse_st.records import SampleFacts, TrainFacts
+from simcse_st.records import TrainFacts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -135,7 +135,7 @@ def load_training_data(data: DataSection) -> TrainingData:
         rows_usable=counts.usable,
         dropped=dict(counts.dropped),
         unusable_rows=counts.unusable,
-        sample=SampleFacts(rows=data.sample.rows, seed=data.sample.seed) if data.sample else None,
+        sample=data.sample,
         rule=SENTENCE_RULE if data.kind == "sentences" else _pair_rule(data, counts),
         prepared_sha256=digest.hexdigest(),
     )

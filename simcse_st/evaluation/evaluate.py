@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,15 +75,14 @@ def evaluate(
         locate_here(name)
     if figures and output is None:
         raise InputError("figures need an output folder")
-    for split, reference in (("dev", dev), ("test", test)):
-        if reference is not None:
-            check_graded_pairs(reference, _HUB_SPLIT[split])
-    if output is None:
-        return _evaluate(names, wanted, _places(dev, test), senteval, None, False, mteb, device)
-    if (Path(output) / EVALUATION).is_dir():
-        raise InputError(f"--output: {Path(output) / EVALUATION} must be a file")
-    with locked(Path(output)):
-        return _evaluate(names, wanted, _places(dev, test), senteval, Path(output), figures, mteb, device)
+    places = {split: place for split, place in (("dev", dev), ("test", test)) if place is not None}
+    for split, place in places.items():
+        check_graded_pairs(place, _HUB_SPLIT[split])
+    path = Path(output) / EVALUATION if output is not None else None
+    if path and path.is_dir():
+        raise InputError(f"--output: {path} must be a file")
+    with locked(path.parent) if path else nullcontext():
+        return _evaluate(names, wanted, places, senteval, path, figures, mteb, device)
 
 
 def measure_run(name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs) -> Evaluation:
@@ -98,10 +98,6 @@ def measure_run(name: str, model: SentenceTransformer, dev: GradedPairs, test: G
     tasks = [task for task in GROUPS["default"] if alike or task not in ("geometry", "retrieval")]
     measured, _ = _measure(name, None, model, tasks, {"dev": dev, "test": test})
     return _record({"dev": dev, "test": test}, [measured], model)
-
-
-def _places(dev: Reference | None, test: Reference | None) -> dict[str, Reference]:
-    return {split: place for split, place in (("dev", dev), ("test", test)) if place is not None}
 
 
 def _task_names(names: Iterable[str]) -> list[str]:
@@ -121,12 +117,11 @@ def _evaluate(
     tasks: Sequence[str],
     places: dict[str, Reference],
     senteval: str | Path | None,
-    output: Path | None,
+    path: Path | None,
     figures: bool,
     mteb: Sequence[str],
     device: str | None,
 ) -> Evaluation:
-    path = output / EVALUATION if output else None
     earlier = read_record(path, Evaluation) if path and path.exists() else None
     if figures:
         check_matplotlib()

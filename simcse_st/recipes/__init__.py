@@ -186,14 +186,13 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
-    above = [name for name in origin if f"{key}.".startswith(f"{name}.")]
-    place = origin[max(above, key=len)] if above else where
+    written = [name for name in origin if f"{key}.".startswith(f"{name}.")]
+    place = origin[max(written, key=len)] if written else where
     if first["type"] == "extra_forbidden":
-        leaf = path[-1]
-        same_leaf = [known for known in _all_keys(Recipe) if known.split(".")[-1] == leaf]
-        prefix = "".join(f"{part}." for part in path[:-1])
-        siblings = _class_at(path[:-1]).model_fields
-        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, siblings, prefix)
+        *above, leaf = path
+        prefix, sections = "".join(f"{part}." for part in above), dict(_sections(Recipe))
+        same_leaf = [f"{begin}{leaf}" for begin, section in sections.items() if leaf in section.model_fields]
+        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, sections[prefix].model_fields, prefix)
         return f"{place}: unknown key {key!r}: {hint}"
     if not path:  # about several keys
         return f"{place}: {first['msg'].removeprefix('Value error, ')}"
@@ -206,29 +205,13 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     return f"{place}: {key}: {problem}, not {_kind(first['input'])}"
 
 
-def _sections(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The keys of a section that are sections themselves, with their classes."""
-    found = {}
+def _sections(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """A section and those below it, with what stands before their keys."""
+    yield prefix, section
     for name, field in section.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found[name] = kind
-    return found
-
-
-def _class_at(path: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
-    for part in path:
-        section = _sections(section)[part]
-    return section
-
-
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    below = _sections(section)
-    for name in section.model_fields:
-        yield f"{prefix}{name}"
-        if name in below:
-            yield from _all_keys(below[name], f"{prefix}{name}.")
+                yield from _sections(kind, f"{prefix}{name}.")
 
 
 def _kind(value: Any) -> str:
