@@ -38,7 +38,7 @@ def replace(old: str, new: str) -> Any:
     return change
 
 
-def test_a_copy_that_is_the_model(published: Publisher, run: Path, tiny_data: Path):
+def test_a_copy_that_is_the_model(published: Publisher, run: Path, tiny_data: Path, tmp_path: Path):
     commit = json.loads((run / "push.json").read_text())["commit"]
     score = json.loads((run / "results.json").read_text())["test"]["spearman"]
     checks = published("alice/m", run=str(run))
@@ -57,7 +57,13 @@ def test_a_copy_that_is_the_model(published: Publisher, run: Path, tiny_data: Pa
     assert names(checks) == ALL
     assert checks[0][2] == f"{commit}, no push.json of it is here (--run names a run folder)"
     assert names(published("alice/m", revision=commit[:12], test=str(tiny_data / "test.csv"))) == ALL
-    assert names(published("alice/m", test=str(tiny_data / "dev.csv")))[-1] == "-score"
+    # Other pairs are no proof, whatever the score: here the same ones the other way round.
+    reverse = tmp_path / "reverse.csv"
+    reverse.write_text("\n".join(reversed((tiny_data / "test.csv").read_text().splitlines())) + "\n")
+    *_, (name, passed, finding) = published("alice/m", test=str(reverse))
+    assert (name, passed) == ("score", False)
+    assert finding.startswith("these 50 pairs (SHA-256 ")
+    assert " are not the card's (" in finding
 
 
 def test_names_that_are_none(published: Publisher, run: Path):
