@@ -84,4 +84,5 @@ def start(folder: Path, *, xet: bool) -> Iterator[Publisher]:
         command = [sys.executable, "-c", PROGRAM]
         with subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes) as process:
             yield Publisher(hub, process)
-            process.kill()
+            assert process.stdin
+            process.stdin.close()  # which ends it

@@ -362,3 +362,12 @@ def test_one_column_is_refused(tiny_model: SentenceTransformer):
     features = tiny_model.preprocess(["a single column", "of two rows"])
     with pytest.raises(ValueError, match="anchors and positives"):
         SimCSELoss(tiny_model)([features])
+
+
+def test_shapes_that_do_not_fit_are_an_error(tiny_model: SentenceTransformer):
+    loss = SimCSELoss(tiny_model)
+    vectors = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="4 anchors need as many positives, not 3, and 0 hard negatives as many rows"):
+        loss.compute_loss_from_embeddings(vectors, vectors[:3])
+    with pytest.raises(ValueError, match="and 2 hard negatives as many rows, not 1"):
+        loss.compute_loss_from_embeddings(vectors, vectors, vectors[:2], torch.tensor([0]))
