@@ -126,6 +126,7 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
             card=recipe.card,
             recipe=recipe,
             results=results,
+            base_changes=run.manifest.base_changes,
             train=train,
             kind=train.kind,
             source=source_name(train.sources),

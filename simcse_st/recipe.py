@@ -107,8 +107,11 @@ class Sample(Section):
     """Which ones."""
 
 
+Pooling = Literal["cls", "mean", "first_last_avg", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
+
+
 class ModelSection(Section):
-    """What is trained: Transformer -> Pooling -> Normalize."""
+    """What is trained: a base with what stands on it, and Normalize."""
 
     base: str = Field(min_length=1)
     """A hub id, a local folder (bare encoder or Sentence Transformers model), or ``package:NAME/PATH`` for a folder
@@ -117,9 +120,16 @@ class ModelSection(Section):
     """Commit, tag or branch of a hub base."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Required SHA-256 of a local base's ``model.safetensors``; another file is refused."""
-    pooling: Literal["cls", "mean", "first_last_avg"] = "cls"
-    """How token vectors become one sentence vector: the first token's ([CLS], as in the paper), the mean of all, or
-    the mean over tokens of the first and the last layer's."""
+    pooling: Pooling | None = None
+    """How the encoder's token vectors become one sentence vector, by the names of Sentence Transformers (``cls`` is the
+    first token's, as in the paper), or ``first_last_avg``, the mean over tokens of the first and the last layer's;
+    whatever stood on the encoder goes. null takes a Sentence Transformers base as it is saved, and reads a bare encoder
+    through its [CLS]."""
+    prompts: dict[_Name, str] | None = None
+    """Texts that may stand before a sentence, by their names; null leaves the base's."""
+    prompt: str | None = None
+    """The name of that which stands before every sentence: in training, in every evaluation, and in the saved model
+    unless its user says otherwise. "" is none; null leaves the base's default."""
     head: Literal["none", "train-only", "keep"] = "none"
     """The paper's MLP (linear, tanh) behind pooling: absent, in training only (its unsupervised models), or part of
     the saved model (its supervised ones)."""
@@ -132,8 +142,8 @@ class ModelSection(Section):
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     """How attention is computed; null leaves it to transformers. ``flash_attention_2`` (a GPU, fp16 or bf16, and the
     flash-attn package) computes no padding at all."""
-    max_length: int = Field(default=512, gt=0)
-    """Tokens a sentence may have in the saved model and in every evaluation."""
+    max_length: int | None = Field(default=None, gt=0)
+    """Tokens a sentence may have in the saved model and in every evaluation; null leaves the base's own."""
 
 
 class DataSection(Section):

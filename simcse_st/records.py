@@ -136,6 +136,8 @@ class Manifest(Record):
     train: TrainFacts
     dev: GradedFacts
     test: GradedFacts
+    base_changes: list[str] = []
+    """What of the base is not as it is saved, in words."""
 
     def graded(self, split: Split) -> GradedFacts:
         """The facts about dev or test."""
@@ -221,7 +223,9 @@ class Results(Record):
     best_step: int
     total_steps: int
     base: dict[Split, float]
-    """Spearman x100 before training."""
+    """Spearman x100 of the base: as it is saved or, of a bare encoder, as the recipe reads it."""
+    untrained: dict[Split, float] | None = None
+    """The same of what was trained before it was, where the recipe reads the base otherwise than it is saved."""
     dev: SplitScores
     test: SplitScores
     weights_sha256: str

@@ -20,7 +20,7 @@ from simcse_st import InputError, Recipe, Run, load_recipe, train, write_card
 from simcse_st.card import compose_card, markdown_text
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.evaluation.records import AblatedPart, Ablation, Evaluation, SameData, SeedRun, Seeds, Spread
-from simcse_st.models import weights_sha256
+from simcse_st.identity import weights_sha256
 from simcse_st.records import Manifest, Record, Results
 
 HOSTILE = [

@@ -30,7 +30,7 @@ from simcse_st import (
     train,
 )
 from simcse_st.errors import RunError
-from simcse_st.models import weights_sha256
+from simcse_st.identity import weights_sha256
 from simcse_st.run import Run
 from simcse_st.training.session import _keep
 

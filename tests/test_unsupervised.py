@@ -18,7 +18,7 @@ from helpers import collect, sentences
 from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, build_model, load_recipe, train
 from simcse_st.data import TrainingData, load_training_data
 from simcse_st.errors import RunError
-from simcse_st.models import dropout_probabilities
+from simcse_st.identity import dropout_probabilities
 from simcse_st.recipe import DataSection
 from simcse_st.training.callbacks import LossCallback
 

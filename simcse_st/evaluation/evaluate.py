@@ -13,7 +13,8 @@ from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pair
 from simcse_st.errors import InputError, RunError, nearest, one_line
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
-from simcse_st.models import Located, describe_model, load_model, locate_here, locate_model
+from simcse_st.identity import describe_model
+from simcse_st.models import Located, load_model, locate_here, locate_model
 from simcse_st.recipe import HubDataset, Reference
 from simcse_st.records import SPLITS
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text

@@ -6,18 +6,19 @@ from collections.abc import Callable
 
 from simcse_st.console import Table
 from simcse_st.evaluation.records import YEARS, Ablation, Evaluation, MeasuredModel, Seeds, Tasks, is_stsb
-from simcse_st.records import SPLITS, Results
+from simcse_st.records import SPLITS, Results, Split
 
 
 def run_table(results: Results) -> Table:
     """A run's scores before and after training."""
-    rows = []
-    for split in SPLITS:
-        before, after = results.base[split], results.split(split)
-        label = f"{split} ({after.pairs:,} pairs)"
-        rows.append([label, f"{before:.2f}", f"{after.spearman:.2f}", f"{after.spearman - before:+.2f}"])
+    scores = [("before training", results.base)]
+    if results.untrained:
+        scores = [("the base as saved", results.base), (f"{results.stack}, untrained", results.untrained)]
+    after: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    rows = [[name, *(f"{of[split]:.2f}" for split in SPLITS)] for name, of in [*scores, ("after", after)]]
+    rows.append(["change", *(f"{after[split] - results.base[split]:+.2f}" for split in SPLITS)])
     title = f"Spearman x100, weights of step {results.best_step} of {results.total_steps}"
-    return Table(title, ["", "before", "after", "change"], rows)
+    return Table(title, ["", *(f"{split} ({results.split(split).pairs:,} pairs)" for split in SPLITS)], rows)
 
 
 def run_summary(results: Results) -> str:

@@ -19,7 +19,7 @@ from simcse_st.data.sources import resolve
 from simcse_st.data.sts import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.evaluation.records import Evaluation
-from simcse_st.models import weights_sha256
+from simcse_st.identity import weights_sha256
 from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
 from simcse_st.publishing.verify import TOLERANCE, read_proof
 from simcse_st.records import SPLITS, Record

@@ -23,7 +23,7 @@ from transformers.trainer_callback import ExportableState, ProgressCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_st.errors import InputError, RunError, nearest
-from simcse_st.models import tensors_sha256, weights_sha256
+from simcse_st.identity import tensors_sha256, weights_sha256
 from simcse_st.records import Record
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class STSCallback(TrainerCallback):
         eval_steps: Steps between two scores.
         metric: The metric to maximise; of equal scores the earliest is kept.
         base_metrics: The metrics of the untrained model; by default it is scored when training begins.
+        baseline: The score to beat; by default the untrained model's.
         history: A JSON Lines file that gets a line for every logged loss and every score, as they happen.
         step_facts: Gives what else to write beside a logged loss.
         early_steps: In the first 100 steps, where geometry changes most, metrics are also written every so many steps;
@@ -82,6 +83,7 @@ class STSCallback(TrainerCallback):
         eval_steps: int,
         metric: str = "spearman",
         base_metrics: dict[str, float] | None = None,
+        baseline: float | None = None,
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
         early_steps: int | None = None,
@@ -96,6 +98,7 @@ class STSCallback(TrainerCallback):
         self.step_facts = step_facts or dict
         self.early_steps = early_steps
         self.base_metrics = base_metrics or {}
+        self.baseline = baseline
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
         self.best_sha256 = ""
@@ -165,8 +168,9 @@ class STSCallback(TrainerCallback):
             self.best_step, self.best_metrics = state.global_step, metrics
             self._save(model)
         remark = "   best so far" if better else ""
-        if better and score < self.base_metrics[self.metric]:
-            remark += f", below the untrained model's {self.base_metrics[self.metric]:.2f}"
+        to_beat = self.base_metrics[self.metric] if self.baseline is None else self.baseline
+        if better and score < to_beat:
+            remark += f", below the {to_beat:.2f} before training"
         logger.info(
             "step %*d of %d   loss %.4f   dev %.2f%s",
             len(str(state.max_steps)), state.global_step, state.max_steps, loss, score,

@@ -13,7 +13,9 @@ from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
 from simcse_st.errors import InputError
-from simcse_st.models import build_model, dropout_probabilities, encoder_path
+from simcse_st.identity import describe_modules, dropout_probabilities
+from simcse_st.encoders import encoder_path
+from simcse_st.models import Stack, build_stack
 from simcse_st.recipe import Recipe
 from simcse_st.records import Environment, Manifest
 from simcse_st.run import describe_environment, file_sha256
@@ -28,7 +30,7 @@ _SAMPLES = 3  # rows, for the card
 class Inputs:
     """Everything a run needs."""
 
-    model: SentenceTransformer
+    stack: Stack
     data: TrainingData
     dev: GradedPairs
     test: GradedPairs
@@ -36,6 +38,11 @@ class Inputs:
     environment: Environment
     base_model: str | None
     """The base's id on the Hub; null for a local folder."""
+
+    @property
+    def model(self) -> SentenceTransformer:
+        """What is trained."""
+        return self.stack.model
 
 
 def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> Inputs:
@@ -58,17 +65,20 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     if recipe.model.sha256:
         _check_weights(Path(encoder_path(recipe.model.base)), recipe.model.sha256)
     set_seed(recipe.seed)  # for the first weights of a head that is kept
-    model = build_model(recipe.model, device=device)
+    stack = build_stack(recipe.model, device)
+    model = stack.model
     _check_dropout(recipe, model)
     limit = recipe.training.max_length
     if limit > (longest := model.max_seq_length or limit):
-        raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
+        raise InputError(f"training.max_length is {limit}, but the model takes {longest:,} tokens at most")
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
-    facts = {"truncation": count_truncated(model.tokenizer, data, limit), "samples": samples}
-    manifest = Manifest(train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts)
+    facts = {"truncation": count_truncated(model.tokenizer, recipe, data), "samples": samples}
+    manifest = Manifest(
+        train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts, base_changes=stack.changes
+    )
     environment = describe_environment(model.device, _precision(recipe, model.device), devices)
     is_local = Path(encoder_path(recipe.model.base)).exists()  # asked now: the folder may be gone when the run ends
-    return Inputs(model, data, dev, test, manifest, environment, None if is_local else recipe.model.base)
+    return Inputs(stack, data, dev, test, manifest, environment, None if is_local else recipe.model.base)
 
 
 def check_machine(recipe: Recipe, devices: int) -> None:
@@ -133,9 +143,12 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
     parameters = sum(parameter.numel() for parameter in inputs.model.parameters())
     hard = facts.hard_negatives / len(inputs.data) * (batch if recipe.loss.share_hard_negatives else 1)
     logger.info(
-        "model    %s, %.1fM parameters, pooling %s, on %s in %s",
-        recipe.model.base, parameters / 1e6, recipe.model.pooling, inputs.model.device, inputs.environment.precision,
+        "model    %s, %.1fM parameters, %s, on %s in %s",
+        recipe.model.base, parameters / 1e6, " -> ".join(describe_modules(inputs.model)), inputs.model.device,
+        inputs.environment.precision,
     )  # fmt: skip
+    for change in inputs.stack.changes:
+        logger.info("base     %s", change)
     state_data(recipe, inputs.manifest)
     logger.info(
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",

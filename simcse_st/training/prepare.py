@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from simcse_st.console import progress
 from simcse_st.data import TrainingData, load_graded_pairs, load_training_data
-from simcse_st.data.sources import find_source
+from simcse_st.data.sources import find_source, resolve
 from simcse_st.data.sts import check_graded_pairs
 from simcse_st.errors import RunError, listed
-from simcse_st.models import encoder_path, load_tokenizer
+from simcse_st.encoders import encoder_path, load_tokenizer
 from simcse_st.recipe import Recipe
 from simcse_st.records import SPLITS, Manifest, Record, Truncation
 from simcse_st.run import Run, check_free, locked, package_versions
@@ -62,7 +62,7 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
         dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
         test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
         train = load_training_data(recipe.data)
-        cut = count_truncated(tokenizer, train, recipe.training.max_length)
+        cut = count_truncated(tokenizer, recipe, train)
         facts = train.facts.model_copy(update={"truncation": cut})
         manifest = PreparedManifest(
             train=facts,
@@ -94,14 +94,15 @@ def check_places(recipe: Recipe) -> None:
     check_graded_pairs(recipe.data.test, "test")
 
 
-def count_truncated(tokenizer: Any, data: TrainingData, max_length: int) -> Truncation:
-    """How many training texts a limit cuts, and how much of them.
+def count_truncated(tokenizer: Any, recipe: Recipe, data: TrainingData) -> Truncation:
+    """How many training texts the training length cuts, and how much of them.
 
     Args:
         tokenizer: The model's tokenizer.
-        data: The training data.
-        max_length: Tokens that are kept, special tokens included.
+        recipe: The recipe.
+        data: Its training data.
     """
+    max_length = recipe.training.max_length
     number = texts_cut = tokens_cut = tokens = 0
     texts = iter(progress("counting tokens", None, data.texts()))
     while batch := list(islice(texts, 1000)):
@@ -110,9 +111,9 @@ def count_truncated(tokenizer: Any, data: TrainingData, max_length: int) -> Trun
             tokens += len(ids)
             texts_cut += len(ids) > max_length
             tokens_cut += max(0, len(ids) - max_length)
-    name = Path(tokenizer.name_or_path)
+    base = Path(resolve(recipe.model.base)).expanduser()
     return Truncation(
-        tokenizer=name.name if name.is_absolute() else str(name),  # a folder of this machine is its own business
+        tokenizer=base.name if base.exists() else recipe.model.base,  # a folder of this machine is its own business
         max_length=max_length,
         texts=number,
         texts_truncated=texts_cut,

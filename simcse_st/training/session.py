@@ -19,9 +19,10 @@ from simcse_st.card import render_card
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import STSEvaluator
-from simcse_st.models import weights_sha256
+from simcse_st.identity import weights_sha256
+from simcse_st.models import Located, load_model
 from simcse_st.recipe import Recipe
-from simcse_st.records import Results, SplitScores
+from simcse_st.records import Results, Split, SplitScores
 from simcse_st.run import CARD, Run, file_sha256
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
@@ -61,14 +62,14 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
         for part in (inputs.dev, inputs.test)
     )
-    base: dict[str, dict[str, float]] = {"dev": {}, "test": {}}
-    with distributed_evaluation(inputs.model) as scoring:
-        if scoring:
-            base = {"dev": dev(inputs.model), "test": test(inputs.model)}
-            logger.info("before training   dev %.2f, test %.2f", base["dev"]["spearman"], base["test"]["spearman"])
-            if checkpoint:
-                before = checkpoint.record.best.base_metrics["spearman"]
-                _check_base(run.folder, before, base["dev"]["spearman"])
+    before = _score(inputs.model, dev, test, "before training")
+    if checkpoint and before:
+        _check_base(run.folder, checkpoint.record.best.base_metrics["spearman"], before["dev"]["spearman"])
+    base = before
+    if not inputs.stack.is_base:  # a gain over less than the base would be none
+        saved = load_model(Located(recipe.model.base, inputs.stack.folder), str(process.device))
+        base = _score(saved, dev, test, "the base as saved")
+        del saved
 
     # Nothing has been written so far; what fails from here on is a failed run.
     process.wait_for_everyone()  # all have looked for a checkpoint
@@ -81,7 +82,8 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         dev,
         run.checkpoints / "best",
         eval_steps=recipe.training.eval_steps,
-        base_metrics=base["dev"],
+        base_metrics=before.get("dev"),
+        baseline=base["dev"]["spearman"] if base else None,
         history=run.history_path,
         early_steps=recipe.training.early_steps,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
@@ -92,7 +94,20 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
     total_steps = _fit(recipe, inputs, loss, saver, _arguments(recipe, inputs, run.checkpoints, process.num_processes))
     if process.is_main_process:
         model = _keep(best, run, str(process.device))
-        _record(recipe, inputs, run, model, saver, {name: one["spearman"] for name, one in base.items()}, total_steps)
+        scores = [{split: metrics["spearman"] for split, metrics in one.items()} for one in (base, before)]
+        _record(recipe, inputs, run, model, saver, scores, total_steps)
+
+
+def _score(
+    model: SentenceTransformer, dev: STSEvaluator, test: STSEvaluator, what: str
+) -> dict[Split, dict[str, float]]:
+    """The metrics on dev and test; of several processes, in the first alone."""
+    with distributed_evaluation(model) as scoring:
+        if not scoring:
+            return {}
+        found: dict[Split, dict[str, float]] = {"dev": dev(model), "test": test(model)}
+    logger.info("%s   dev %.2f, test %.2f", what, *(metrics["spearman"] for metrics in found.values()))
+    return found
 
 
 def _record(
@@ -101,7 +116,7 @@ def _record(
     run: Run,
     model: SentenceTransformer,
     saver: CheckpointCallback,
-    base: dict[str, float],
+    before: list[dict[Split, float]],
     total_steps: int,
 ) -> None:
     """Measures the kept model, writes down what the run came to, and drops its checkpoints."""
@@ -115,7 +130,8 @@ def _record(
         recipe=recipe.name,
         best_step=best.best_step,
         total_steps=total_steps,
-        base=base,
+        base=before[0],
+        untrained=None if inputs.stack.is_base else before[1],
         dev=SplitScores(**best.best_metrics, pairs=len(inputs.dev)),
         test=SplitScores(spearman=test.spearman, pearson=test.pearson, pairs=test.n),
         weights_sha256=best.best_sha256,
@@ -242,6 +258,7 @@ def _fit(
         data_collator=SimCSECollator(
             inputs.model.preprocess,
             max_length=recipe.training.max_length,
+            prompts=inputs.model.prompts.get(inputs.model.default_prompt_name or ""),
             shared_dropout_mask=recipe.model.shared_dropout_mask,
         ),
         callbacks=[saver.best, *([LossCallback(own)] if own else []), saver],

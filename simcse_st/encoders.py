@@ -1,0 +1,164 @@
+"""An encoder's files: found, fetched, checked to be all there, and made able to encode batches of any texts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub  # which imports its parts as they are used
+
+from simcse_st.data.sources import resolve
+from simcse_st.errors import InputError, one_line
+from simcse_st.recipe import ModelSection
+from simcse_st.run import Run
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+
+def encoder_path(base: str | Path) -> str:
+    """The folder (or hub id) of the encoder alone.
+
+    Args:
+        base: As :func:`build_model` takes it.
+    """
+    base = resolve(str(base))
+    folder = Path(base).expanduser()
+    if len(base) > 500 or folder.is_file():
+        raise InputError(f"{base[:60]!r} is no model folder")
+    if not folder.is_dir():
+        if folder.is_absolute() or base.startswith(".") or base.count("/") > 1:
+            raise InputError(f"there is no folder {base!r}")
+        return base
+    modules = folder / "modules.json"
+    if modules.is_file():
+        try:
+            folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
+        except (ValueError, LookupError, TypeError, OSError):
+            raise InputError(f"{str(modules)!r} is no list of Sentence Transformers modules") from None
+    if not (folder / "config.json").is_file():
+        hint = f"; it is a run's: its model is {folder / 'model'}" if Run(folder).is_begun else ""
+        raise InputError(f"{str(folder)!r} is no model folder: it has no config.json{hint}")
+    return str(folder)
+
+
+def fetch_model(name: str, revision: str | None = None) -> Path:
+    """A hub model's files on this disk, in a folder named by the commit.
+
+    Models are loaded from such a folder and not by their names: where ``modules.json`` cannot be fetched, Sentence
+    Transformers would read the encoder through its mean without an error.
+
+    Args:
+        name: The hub id.
+        revision: A commit, tag or branch.
+    """
+    path = encoder_path(name)
+    other = ["*.onnx", "onnx/*", "openvino/*", "*.h5", "*.ot", "*.msgpack", "*.tflite", "coreml/*", "*.gguf"]
+    with errors_of_loading(name, path):
+        folder = Path(huggingface_hub.snapshot_download(path, revision=revision, ignore_patterns=[*other, "*.bin"]))
+        if not list(folder.rglob("*.safetensors")):
+            folder = Path(huggingface_hub.snapshot_download(path, revision=revision, ignore_patterns=other))
+        return folder
+
+
+@contextlib.contextmanager
+def errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
+    """Says in one line what a library raises when a model cannot be loaded.
+
+    Args:
+        base: What the user named.
+        path: Its folder or hub id.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        # Whatever the libraries raise here, they raise it about what they were asked to load: OSError and ValueError
+        # with a paragraph of advice, and many others where a file is broken.
+        place = "as a folder" if Path(path).is_dir() else "from the Hugging Face Hub, and no such folder is here"
+        offline = " (offline: HF_HUB_OFFLINE is set)" if huggingface_hub.is_offline_mode() else ""
+        raise InputError(f"{str(base)!r} cannot be loaded {place}{offline}: {one_line(error)}") from error
+
+
+def check_encoder(model: SentenceTransformer, folder: Path) -> None:
+    """Makes sure that a model's encoder is all in its folder: what is missing would be made up, without an error."""
+    if hasattr(model[0], "auto_model"):
+        _check_encoder(model[0], encoder_path(folder), None)
+
+
+def load_tokenizer(section: ModelSection) -> Any:
+    """The tokenizer of a base, without its weights."""
+    from transformers import AutoTokenizer
+
+    path = encoder_path(section.base)
+    with errors_of_loading(section.base, path):
+        return AutoTokenizer.from_pretrained(path, revision=section.revision)
+
+
+def _check_encoder(transformer: Any, path: str, revision: str | None) -> None:
+    """Refuses what loads without an error, and yet is not the model that was meant."""
+    encoder, tokenizer = transformer.auto_model, transformer.tokenizer
+    # On the meta device no weights are read: only their names are compared.
+    _, loading = type(encoder).from_pretrained(path, revision=revision, output_loading_info=True, device_map="meta")
+    missing = [name for name in loading["missing_keys"] if "pooler" not in name]  # which nothing here uses
+    if missing:
+        raise InputError(
+            f"the checkpoint of {path!r} lacks {len(missing)} of the encoder's weights, which would start "
+            f"from random values, e.g. {missing[0]}: it belongs to another architecture than its config.json says"
+        )
+    words = encoder.get_input_embeddings().num_embeddings
+    if tokenizer is None or len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        raise InputError(f"{path!r} has no tokenizer (no tokenizer.json, vocab.txt or the like)")
+    if len(tokenizer) > words:
+        raise InputError(f"the tokenizer of {path!r} has {len(tokenizer)} tokens, its encoder only {words}")
+
+
+def make_ready(model: SentenceTransformer) -> list[str]:
+    """Mends what keeps a model from encoding batches of any texts; returns what that was, in words.
+
+    Args:
+        model: A model on the CPU, where a position too many is an error like any other.
+    """
+    encoder: Any = model[0]
+    if not hasattr(encoder, "auto_model"):
+        return []
+    mended = []
+    if encoder.tokenizer.pad_token is None:
+        if encoder.tokenizer.eos_token is None:
+            raise InputError("its tokenizer has no padding token, nor one that ends a text to pad with")
+        encoder.tokenizer.pad_token = encoder.tokenizer.eos_token
+        mended.append(f"padding: {encoder.tokenizer.eos_token}, since its tokenizer has no padding token")
+    limit = encoder.max_seq_length
+    if not takes(encoder, limit):
+        fits = bisect_left(range(1, 1 + _positions(encoder)), True, key=lambda length: not takes(encoder, length))
+        encoder.max_seq_length = fits
+        mended.append(f"max_length: {fits}, since it has no positions for the {limit} tokens that it is saved with")
+    return mended
+
+
+def takes(encoder: Any, length: int) -> bool:
+    """Whether an encoder gives vectors to a text of so many tokens, tried as far as its positions are in a table."""
+    import torch
+
+    length = min(length or _positions(encoder) + 1, _positions(encoder) + 1)
+    features = encoder.preprocess(["a " * length], max_length=length)
+    try:
+        with torch.inference_mode():
+            encoder.eval()(features)
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+def _positions(encoder: Any) -> int:
+    """The longest table of an encoder but that of its words: of its positions, where these are in a table at all."""
+    from torch import nn
+
+    tables = [module for module in encoder.auto_model.modules() if isinstance(module, nn.Embedding)]
+    words = encoder.auto_model.get_input_embeddings()
+    return max((table.num_embeddings for table in tables if table is not words), default=0)
