@@ -85,12 +85,6 @@ def errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
         raise InputError(f"{str(base)!r} cannot be loaded {place}{offline}: {one_line(error)}") from error
 
 
-def check_encoder(model: SentenceTransformer, folder: Path) -> None:
-    """Makes sure that a model's encoder is all in its folder: what is missing would be made up, without an error."""
-    if hasattr(model[0], "auto_model"):
-        _check_encoder(model[0], encoder_path(folder), None)
-
-
 def load_tokenizer(section: ModelSection) -> Any:
     """The tokenizer of a base, without its weights."""
     from transformers import AutoTokenizer
@@ -100,11 +94,14 @@ def load_tokenizer(section: ModelSection) -> Any:
         return AutoTokenizer.from_pretrained(path, revision=section.revision)
 
 
-def _check_encoder(transformer: Any, path: str, revision: str | None) -> None:
-    """Refuses what loads without an error, and yet is not the model that was meant."""
-    encoder, tokenizer = transformer.auto_model, transformer.tokenizer
+def check_encoder(model: SentenceTransformer, folder: Path) -> None:
+    """Refuses what loads without an error, and yet is not the model that was meant: what is missing is made up."""
+    transformer: Any = model[0]
+    if not hasattr(transformer, "auto_model"):
+        return
+    path, encoder, tokenizer = encoder_path(folder), transformer.auto_model, transformer.tokenizer
     # On the meta device no weights are read: only their names are compared.
-    _, loading = type(encoder).from_pretrained(path, revision=revision, output_loading_info=True, device_map="meta")
+    _, loading = type(encoder).from_pretrained(path, output_loading_info=True, device_map="meta")
     missing = [name for name in loading["missing_keys"] if "pooler" not in name]  # which nothing here uses
     if missing:
         raise InputError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,23 @@ if TYPE_CHECKING:
 
 def describe_model(model: SentenceTransformer) -> ModelFacts:
     """What identifies a model, whatever it is called."""
-    length = model.max_seq_length
     return ModelFacts(
         model_sha256=model_sha256(model),
         modules=describe_modules(model),
         dimension=model.get_embedding_dimension() or 0,
-        max_length=length if length is not None and math.isfinite(length) else None,
+        max_length=length_of(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
     )
+
+
+def length_of(model: SentenceTransformer) -> int | None:
+    """The tokens that a model takes at most; None where it takes any number, for which tokenizers say 1e30."""
+    length = model.max_seq_length
+    return length if length is not None and length < _ANY_LENGTH else None
+
+
+_ANY_LENGTH = 10**9
 
 
 def describe_modules(model: SentenceTransformer) -> list[str]:

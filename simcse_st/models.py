@@ -11,7 +11,7 @@ from simcse_st.console import quiet_bars
 from simcse_st.data.sources import resolve
 from simcse_st.encoders import check_encoder, encoder_path, errors_of_loading, fetch_model, make_ready, takes
 from simcse_st.errors import InputError, nearest, one_line
-from simcse_st.identity import describe_modules, dropouts_of
+from simcse_st.identity import describe_modules, dropouts_of, length_of
 from simcse_st.recipe import ModelSection, Pooling, checked
 from simcse_st.run import Run, run_of
 
@@ -243,7 +243,7 @@ def _readings(model: SentenceTransformer) -> dict[str, str]:
     """What a model's numbers depend on beside its weights; not on ``Normalize``, since all scores are of cosines."""
     prompt = model.prompts.get(model.default_prompt_name or "") or None
     modules = [name for name in describe_modules(model) if name != "Normalize"]
-    return {"modules": " -> ".join(modules), "max_length": str(model.max_seq_length), "prompt": repr(prompt)}
+    return {"modules": " -> ".join(modules), "max_length": str(length_of(model) or "any"), "prompt": repr(prompt)}
 
 
 def _try_out(section: ModelSection, model: SentenceTransformer) -> None:

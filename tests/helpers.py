@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import string
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 from hub import Hub
@@ -65,3 +67,14 @@ def collect(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
+    """Sends a signal to this process when a step begins."""
+    from simcse_st.training.checkpoints import CheckpointCallback
+
+    def on_step_begin(self: CheckpointCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step - 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(CheckpointCallback, "on_step_begin", on_step_begin)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from helpers import stop_at
 from simcse_st import InputError, Recipe, RunError, train
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.training.batch import BatchCounter
@@ -102,17 +103,6 @@ def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.M
     saver.on_step_end(nothing, step, control)  # type: ignore[arg-type]
     now = 150.0
     assert saver.train_seconds == 7.0 + (30.0 - 4.0) + 10.0
-
-
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
-    """Sends a signal to this process when a step begins."""
-    from simcse_st.training.checkpoints import CheckpointCallback
-
-    def on_step_begin(self: CheckpointCallback, args, state, control, **kwargs) -> None:
-        if state.global_step == step - 1:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(CheckpointCallback, "on_step_begin", on_step_begin)
 
 
 HEAD = {"model": {"head": "train-only"}, "training": {"max_grad_norm": 1.0}}

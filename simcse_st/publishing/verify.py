@@ -18,9 +18,9 @@ from simcse_st.card import PROOF
 from simcse_st.console import quiet_bars
 from simcse_st.data.sources import PACKAGE_SCHEME
 from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
+from simcse_st.encoders import check_encoder
 from simcse_st.errors import InputError, one_line
 from simcse_st.identity import describe_model, weights_sha256
-from simcse_st.encoders import check_encoder
 from simcse_st.publishing.hub import (
     HARMLESS,
     TIMEOUT,

@@ -12,9 +12,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
-from simcse_st.errors import InputError
-from simcse_st.identity import describe_modules, dropout_probabilities
 from simcse_st.encoders import encoder_path
+from simcse_st.errors import InputError
+from simcse_st.identity import describe_modules, dropout_probabilities, length_of
 from simcse_st.models import Stack, build_stack
 from simcse_st.recipe import Recipe
 from simcse_st.records import Environment, Manifest
@@ -69,8 +69,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     model = stack.model
     _check_dropout(recipe, model)
     limit = recipe.training.max_length
-    if limit > (longest := model.max_seq_length or limit):
-        raise InputError(f"training.max_length is {limit}, but the model takes {longest:,} tokens at most")
+    if limit > (longest := length_of(model) or limit):
+        raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
     facts = {"truncation": count_truncated(model.tokenizer, recipe, data), "samples": samples}
     manifest = Manifest(

@@ -11,8 +11,8 @@ from simcse_st.console import progress
 from simcse_st.data import TrainingData, load_graded_pairs, load_training_data
 from simcse_st.data.sources import find_source, resolve
 from simcse_st.data.sts import check_graded_pairs
-from simcse_st.errors import RunError, listed
 from simcse_st.encoders import encoder_path, load_tokenizer
+from simcse_st.errors import RunError, listed
 from simcse_st.recipe import Recipe
 from simcse_st.records import SPLITS, Manifest, Record, Truncation
 from simcse_st.run import Run, check_free, locked, package_versions
