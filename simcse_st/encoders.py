@@ -37,9 +37,12 @@ def encoder_path(base: str | Path) -> str:
     modules = folder / "modules.json"
     if modules.is_file():
         try:
-            folder = folder / json.loads(modules.read_text(encoding="utf-8"))[0]["path"]
-        except (ValueError, LookupError, TypeError, OSError):
+            first = json.loads(modules.read_text(encoding="utf-8"))[0]
+            folder, kind = folder / first["path"], first["type"].rpartition(".")[2]
+        except (ValueError, LookupError, TypeError, AttributeError, OSError):
             raise InputError(f"{str(modules)!r} is no list of Sentence Transformers modules") from None
+        if kind != "Transformer":
+            raise InputError(f"{base!r} begins with {kind}, but only a Transformer can be trained")
     if not (folder / "config.json").is_file():
         hint = f"; it is a run's: its model is {folder / 'model'}" if Run(folder).is_begun else ""
         raise InputError(f"{str(folder)!r} is no model folder: it has no config.json{hint}")

@@ -142,6 +142,7 @@ def build_stack(section: ModelSection, device: str | None = None) -> Stack:
     path = encoder_path(section.base)
     folder = Path(resolve(section.base)).expanduser()
     folder = folder if folder.is_dir() else fetch_model(section.base, section.revision)
+    encoder_path(folder)
     is_bare = not (folder / "modules.json").is_file()
     quiet_bars()
     with errors_of_loading(section.base, path):
@@ -175,8 +176,6 @@ def _load_base(section: ModelSection, folder: Path, is_bare: bool) -> SentenceTr
     else:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True, **settings)
     check_encoder(model, folder)
-    if not hasattr(model[0], "auto_model"):
-        raise InputError(f"{section.base!r} begins with {type(model[0]).__name__}: only a Transformer can be trained")
     return model
 
 

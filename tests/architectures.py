@@ -122,12 +122,27 @@ def _t5_config() -> hf.T5Config:
     return hf.T5Config(vocab_size=_WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=1)
 
 
+def _t5_words() -> hf.PreTrainedTokenizerFast:
+    words = tokenizer(
+        ["<x>", "<pad>", "</s>", "<unk>"],
+        wrapped=False,
+        named=False,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    return words
+
+
 def _t5(folder: Path) -> None:
-    _save(folder, hf.T5Model(_t5_config()), tokenizer(_ANGLES))
+    _save(folder, hf.T5Model(_t5_config()), _t5_words())
 
 
 def _t5_encoder(folder: Path) -> None:
-    _save(folder, hf.T5EncoderModel(_t5_config()), tokenizer(_ANGLES))
+    _save(folder, hf.T5EncoderModel(_t5_config()), _t5_words())
 
 
 def _gpt2(folder: Path) -> None:
