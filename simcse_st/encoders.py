@@ -134,17 +134,20 @@ def make_ready(model: SentenceTransformer) -> list[str]:
         encoder.tokenizer.pad_token = encoder.tokenizer.eos_token
         mended.append(f"padding: {encoder.tokenizer.eos_token}, since its tokenizer has no padding token")
     limit = encoder.max_seq_length
-    if not takes(encoder, limit):
-        fits = bisect_left(range(1, 1 + _positions(encoder)), True, key=lambda length: not takes(encoder, length))
+    if not takes(model, limit):
+        fits = bisect_left(range(1, 1 + _positions(encoder)), True, key=lambda length: not takes(model, length))
         encoder.max_seq_length = fits
         mended.append(f"max_length: {fits}, since it has no positions for the {limit} tokens that it is saved with")
     return mended
 
 
-def takes(encoder: Any, length: int) -> bool:
-    """Whether an encoder gives vectors to a text of so many tokens, tried as far as its positions are in a table."""
+def takes(model: SentenceTransformer, length: int | None) -> bool:
+    """Whether a model gives vectors to a text of so many tokens, tried as far as its positions are in a table."""
     import torch
 
+    encoder: Any = model[0]
+    if not hasattr(encoder, "auto_model"):
+        return True
     length = min(length or _positions(encoder) + 1, _positions(encoder) + 1)
     features = encoder.preprocess(["a " * length], max_length=length)
     try:

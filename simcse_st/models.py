@@ -249,9 +249,8 @@ def _try_out(section: ModelSection, model: SentenceTransformer) -> None:
     """Makes sure that a model can do what it is going to be trained and published for."""
     import torch
 
-    encoder: Any = model[0]
-    limit = getattr(encoder.config, "max_position_embeddings", None) or 0
-    if section.max_length is not None and (0 < limit < section.max_length or not takes(encoder, section.max_length)):
+    limit = getattr(getattr(model[0], "config", None), "max_position_embeddings", None) or 0
+    if section.max_length is not None and (0 < limit < section.max_length or not takes(model, section.max_length)):
         raise InputError(f"model.max_length is {section.max_length}, but {section.base!r} takes fewer tokens")
     one, other = model.encode(["A man is eating.", "A man is sleeping."], convert_to_tensor=True)
     if not torch.isfinite(one).all():

@@ -19,6 +19,7 @@ from publisher import ALL, Publisher, names
 from simcse_st import InputError, Recipe, build_model, evaluate, load_recipe, train
 from simcse_st.data import load_graded_pairs
 from simcse_st.encoders import make_ready
+from simcse_st.run import file_sha256
 
 
 def with_base(recipe: Recipe, folder: Path, **keys: object) -> Recipe:
@@ -88,6 +89,21 @@ def test_a_tokenizer_that_cannot_pad_is_refused(tiny_base: Path):
     model.tokenizer.pad_token = model.tokenizer.eos_token = None
     with pytest.raises(InputError, match="has no padding token, nor one that ends a text"):
         make_ready(model)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_take_what_it_admits_is_not_published(
+    tiny_recipe: Recipe, tmp_path: Path, publisher: Publisher
+):
+    base = make_base("roberta, padding 3", tmp_path / "base")
+    run = train(with_base(tiny_recipe, base).changed(card__license="mit"), tmp_path / "run")
+    path = run.model_path / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"model_max_length": 62', '"model_max_length": 64'))
+    results = run.results.model_copy(update={"files": {**run.results.files, path.name: file_sha256(path)}})
+    run.write(results)
+    said = publisher("alice/m", run_folder=str(run.folder))
+    assert "it cannot encode a text of the 64 tokens that it admits" in said
+    assert not publisher.hub.repos
 
 
 @pytest.mark.parametrize(("name", "limit"), [("roberta", 64), ("roberta, padding 3", 62), ("bert", 64)])

@@ -17,11 +17,11 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from simcse_st.data.sources import resolve
 from simcse_st.data.sts import GradedPairs, load_graded_pairs
-from simcse_st.errors import InputError, RunError, one_line
+from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation.records import Evaluation
 from simcse_st.identity import weights_sha256
 from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
-from simcse_st.publishing.verify import TOLERANCE, read_proof
+from simcse_st.publishing.verify import TOLERANCE, load_as_anyone, read_proof
 from simcse_st.records import SPLITS, Record
 from simcse_st.run import CARD, Run
 
@@ -189,17 +189,16 @@ def load_pairs(run: Run) -> dict[str, GradedPairs]:
 
 
 def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
-    """Loads the model by Sentence Transformers alone, and measures it again.
+    """Loads the model as its verification will, and measures it again.
 
     Raises:
         RunError: It is not the model of the records.
     """
     from simcse_st.evaluation.evaluators import score_model
 
-    try:
-        model = run.load_model()
-    except Exception as error:  # of many classes, all about what stands in the folder
-        raise RunError(f"{run.model_path} does not load: {one_line(error)}") from error
+    model, problem = load_as_anyone(run.model_path)
+    if model is None:
+        raise RunError(f"{run.model_path}: {problem}")
     recorded: dict[str, Record] = {split: run.results.split(split) for split in SPLITS}
     if run.has(Evaluation):
         models = run.read(Evaluation).models

@@ -18,7 +18,7 @@ from simcse_st.card import PROOF
 from simcse_st.console import quiet_bars
 from simcse_st.data.sources import PACKAGE_SCHEME
 from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
-from simcse_st.encoders import check_encoder
+from simcse_st.encoders import check_encoder, takes
 from simcse_st.errors import InputError, one_line
 from simcse_st.identity import describe_model, weights_sha256
 from simcse_st.publishing.hub import (
@@ -221,7 +221,7 @@ def _check_model(
         yield Check("card", as_pushed, f"{finding}, {'' if as_pushed else 'not '}as in {Pushes.FILE}")
     else:
         yield Check("card", True, finding)
-    model, problem = _load(copy)
+    model, problem = load_as_anyone(copy)
     if model is None:
         yield Check("stack", False, problem)
         return
@@ -247,8 +247,8 @@ def _read_card(path: Path) -> Stated | None:
         return None
 
 
-def _load(copy: Path) -> tuple[SentenceTransformer | None, str]:
-    """The model of the fetched files, or what is wrong with them.
+def load_as_anyone(copy: Path) -> tuple[SentenceTransformer | None, str]:
+    """The model of a folder by Sentence Transformers alone, or what is wrong with it.
 
     Without ``modules.json``, another stack would be made up without an error.
     """
@@ -263,8 +263,11 @@ def _load(copy: Path) -> tuple[SentenceTransformer | None, str]:
     from sentence_transformers import SentenceTransformer
 
     try:
-        model = SentenceTransformer(str(copy), local_files_only=True)
+        model = SentenceTransformer(str(copy), device="cpu", local_files_only=True)
         check_encoder(model, copy)
+        if not takes(model, model.max_seq_length):
+            return None, f"it cannot encode a text of the {model.max_seq_length} tokens that it admits"
+        model.to(model.get_device_name())
     except Exception as error:  # of many classes, all about what stands in the folder
         return None, f"it does not load: {one_line(error)}"
     return model, ""
