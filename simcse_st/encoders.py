@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from simcse_st.run import Run
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 
 def encoder_path(base: str | Path) -> str:
@@ -88,13 +91,16 @@ def errors_of_loading(base: str | Path, path: str) -> Iterator[None]:
         raise InputError(f"{str(base)!r} cannot be loaded {place}{offline}: {one_line(error)}") from error
 
 
-def load_tokenizer(section: ModelSection) -> Any:
-    """The tokenizer of a base, without its weights."""
+def tokenizer_at_hand(section: ModelSection) -> Any | None:
+    """The tokenizer of a base, where it is on this disk; None, said, where it is not."""
     from transformers import AutoTokenizer
 
-    path = encoder_path(section.base)
-    with errors_of_loading(section.base, path):
-        return AutoTokenizer.from_pretrained(path, revision=section.revision)
+    try:
+        path = encoder_path(section.base)
+        return AutoTokenizer.from_pretrained(path, revision=section.revision, local_files_only=True)
+    except Exception as error:  # of many classes
+        logger.warning("lengths  not counted: the tokenizer of %s is not at hand (%s)", section.base, one_line(error))
+        return None
 
 
 def check_encoder(model: SentenceTransformer, folder: Path) -> None:

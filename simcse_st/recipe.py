@@ -169,7 +169,8 @@ class DataSection(Section):
     hard_negatives: bool = True
     """False trains on the same pairs without their hard negatives."""
     drop_duplicates: bool = False
-    """Whether of equal pairs with equal hard negatives only the first is kept."""
+    """Whether of equal pairs with equal hard negatives only the first is kept, and hard negatives that are their row's
+    anchor or positive are left out."""
     max_characters: int | None = Field(default=None, gt=0)
     """Drops rows with a longer text, and counts them; null keeps all."""
     strict: bool = True

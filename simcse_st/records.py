@@ -66,6 +66,21 @@ class Truncation(Record):
     texts_truncated: int
     tokens: int
     tokens_truncated: int
+    unknown_tokens: int = 0
+    """Tokens that stand for what the tokenizer does not know."""
+    texts_unknown: int = 0
+    """Texts of nothing else."""
+
+
+class Overlap(Record):
+    """What of graded pairs stands in the training data, as the very same text."""
+
+    sentences: int
+    """Distinct sentences of theirs."""
+    of_sentences: int
+    pairs: int
+    """Pairs whose sentences stand in one row, as anchor and positive or hard negative."""
+    of_pairs: int
 
 
 class TrainFacts(Record):
@@ -98,7 +113,13 @@ class TrainFacts(Record):
     texts: int | None = None
     blank_texts: int | None = None
     duplicate_texts: int | None = None
+    anchors_as_positives: int = 0
+    """Pairs of one text."""
+    own_hard_negatives: int = 0
+    """Hard negatives that are their row's anchor or positive."""
+    overlap: dict[Split, Overlap] = {}
     truncation: Truncation | None = None
+    """Null where no tokenizer was at hand."""
     samples: list[list[Any]] | None = None
     """The first rows, where ``card.samples`` asks for them: texts and lists of texts."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import subprocess
@@ -52,6 +53,8 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
         "texts_truncated": 1,
         "tokens": 56,
         "tokens_truncated": 4,
+        "unknown_tokens": 0,
+        "texts_unknown": 0,
         "tokenizer": train["truncation"]["tokenizer"],
     }
     assert train["truncation"]["tokenizer"].startswith("tiny-bert")
@@ -61,6 +64,86 @@ def test_rows_and_manifest_are_written(keys: list[str], tmp_path: Path):
 
     again = prepare(load_recipe("snli-sup", [*keys, f"data.train={folder / 'train.jsonl'}"]), tmp_path / "again")
     assert (again / "train.jsonl").read_bytes() == lines
+
+
+def test_what_makes_numbers_doubtful_is_counted_and_said(
+    keys: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    rows = [
+        {"anchor": "c d", "positive": "a b", "negative": ["c d", "e f"]},  # a pair of dev, turned around
+        {"anchor": "g h", "positive": "z", "negative": ["e f", "z"]},  # another, as anchor and hard negative
+        {"anchor": "k l", "positive": "k l"},
+        {"anchor": "i j", "positive": "中文", "negative": []},  # unknown to the tokenizer
+    ]
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={jsonl(tmp_path / 'mine.jsonl', rows)}"])
+    train = json.loads((prepare(recipe, tmp_path / "out") / "manifest.json").read_text())["train"]
+    assert (train["anchors_as_positives"], train["own_hard_negatives"]) == (1, 2)
+    assert train["overlap"]["dev"] == {"sentences": 6, "of_sentences": 6, "pairs": 2, "of_pairs": 3}
+    assert (train["truncation"]["texts_unknown"], train["truncation"]["unknown_tokens"] >= 1) == (1, True)
+    for line in (
+        "6 of 6 sentences of dev stand in the training data, and 2 of its 3 pairs in one row",
+        "1 anchors are their own positive",
+        "2 hard negatives are their row's anchor or positive: data.drop_duplicates leaves them out",
+        "1 texts are nothing else",
+    ):
+        assert line in caplog.text
+    cleaned = recipe.changed(data__drop_duplicates=True)
+    train = json.loads((prepare(cleaned, tmp_path / "cleaned") / "manifest.json").read_text())["train"]
+    assert (train["own_hard_negatives"], train["dropped"]["hard_negatives_like_anchor_or_positive"]) == (0, 2)
+    assert train["hard_negatives"] == 2
+
+
+def test_preparing_needs_no_base(keys: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    source = jsonl(tmp_path / "mine.jsonl", [{"anchor": "a", "positive": "b"}])
+    recipe = load_recipe("snli-sup", [*keys, f"data.train={source}", "model.base=nobody/has-this"])
+    manifest = json.loads((prepare(recipe, tmp_path / "out") / "manifest.json").read_text())
+    assert "truncation" not in manifest["train"]
+    assert manifest["train"]["pairs"] == 1
+    assert "lengths  not counted: the tokenizer of nobody/has-this is not at hand" in caplog.text
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["stsb/train.csv", "nli/snli_dev.jsonl"])
+def test_overlap_of_real_data_is_what_an_independent_count_finds(
+    source: str, keys: list[str], shared_data: Path, tmp_path: Path
+):
+    stsb = {
+        split: list(csv.reader((shared_data / "stsb" / f"{split}.csv").open(encoding="utf-8")))
+        for split in ("train", "dev", "test")
+    }
+    if source.startswith("stsb"):
+        rows = [{"anchor": first, "positive": second} for first, second, _ in stsb["train"]]
+        train = jsonl(tmp_path / "pairs.jsonl", rows)
+        together = [{first, second} for first, second, _ in stsb["train"]]
+    else:
+        train = str(shared_data / source)
+        labelled = [json.loads(line) for line in Path(train).read_text("utf-8").splitlines()]
+        together = [{row["premise"], row["hypothesis"]} for row in labelled if row["label"] == "entailment"]
+        contradicted: dict[str, str] = {}
+        for row in labelled:
+            if row["label"] == "contradiction":
+                contradicted.setdefault(row["premise"], row["hypothesis"])
+        anchors = {row["premise"] for row in labelled if row["label"] == "entailment"}
+        together += [{premise, other} for premise, other in contradicted.items() if premise in anchors]
+    texts = set().union(*together)
+    keys = [
+        *keys,
+        f"data.train={train}",
+        *(f"data.{split}={shared_data / 'stsb' / f'{split}.csv'}" for split in ("dev", "test")),
+    ]
+    found = json.loads((prepare(load_recipe("snli-sup", keys), tmp_path / "out") / "manifest.json").read_text())
+    for split in ("dev", "test"):
+        sentences = {text for row in stsb[split] for text in row[:2]}
+        expected = {
+            "sentences": len([text for text in sentences if text in texts]),
+            "of_sentences": len(sentences),
+            "pairs": len([row for row in stsb[split] if set(row[:2]) in together]),
+            "of_pairs": len(stsb[split]),
+        }
+        print(source, split, expected)
+        assert found["train"]["overlap"][split] == expected
 
 
 def test_sentences_are_written_too(keys: list[str], tmp_path: Path):

@@ -251,6 +251,9 @@ def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Itera
     for anchor, positive, negatives in pairs:
         kept = negatives if data.hard_negatives else []
         if data.drop_duplicates:
+            others = [text for text in kept if text not in (anchor, positive)]
+            counts.dropped["hard_negatives_like_anchor_or_positive"] += len(kept) - len(others)
+            kept = others
             digest = digest_of(anchor, positive, *kept)
             if digest in seen:
                 counts.dropped["duplicate"] += 1

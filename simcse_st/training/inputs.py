@@ -19,7 +19,7 @@ from simcse_st.models import Stack, build_stack
 from simcse_st.recipe import Recipe
 from simcse_st.records import Environment, Manifest
 from simcse_st.run import describe_environment, file_sha256
-from simcse_st.training.prepare import count_truncated, state_data
+from simcse_st.training.prepare import facts_of_texts, state_data
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,12 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     if limit > (longest := length_of(model) or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
-    facts = {"truncation": count_truncated(model.tokenizer, recipe, data), "samples": samples}
+    facts = facts_of_texts(recipe, data, {"dev": dev, "test": test}, model.tokenizer)
     manifest = Manifest(
-        train=data.facts.model_copy(update=facts), dev=dev.facts, test=test.facts, base_changes=stack.changes
+        train=facts.model_copy(update={"samples": samples}),
+        dev=dev.facts,
+        test=test.facts,
+        base_changes=stack.changes,
     )
     environment = describe_environment(model.device, _precision(recipe, model.device), devices)
     is_local = Path(encoder_path(recipe.model.base)).exists()  # asked now: the folder may be gone when the run ends
@@ -154,5 +157,8 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
         batch, batch - 1 + hard, batch - 1, hard,
     )  # fmt: skip
+    steps = recipe.training.max_steps or recipe.training.epochs * (len(inputs.data) // batch)
+    if (warmup := recipe.training.warmup_steps) >= steps:
+        logger.warning("warm-up  its %d steps are not over when the run ends, after %d", warmup, steps)
     if recipe.data.kind == "sentences":
         logger.info("hint     a loss near zero and an early best step are normal here: two views are easily matched")

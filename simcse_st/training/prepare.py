@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from simcse_st.console import progress
-from simcse_st.data import TrainingData, load_graded_pairs, load_training_data
+from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
 from simcse_st.data.sources import find_source, resolve
 from simcse_st.data.sts import check_graded_pairs
-from simcse_st.encoders import encoder_path, load_tokenizer
+from simcse_st.encoders import encoder_path, tokenizer_at_hand
 from simcse_st.errors import RunError, listed
 from simcse_st.recipe import Recipe
-from simcse_st.records import SPLITS, Manifest, Record, Truncation
+from simcse_st.records import SPLITS, Manifest, Overlap, Record, Split, TrainFacts, Truncation
 from simcse_st.run import Run, check_free, locked, package_versions
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
     """Writes down what a recipe would train on.
 
     Args:
-        recipe: The recipe; of its model, only the tokenizer is loaded.
+        recipe: The recipe; of its base, only the tokenizer is loaded, where it is on this disk.
         output: The folder; by default ``prepared/NAME``.
         overwrite: Whether what an earlier call left in that folder may be replaced.
 
@@ -55,15 +56,13 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
         RunError: The folder's disk is full.
     """
     folder = Path(output) if output else Path("prepared") / recipe.name
-    check_places(recipe)
+    check_data_places(recipe)
     with locked(folder):
         check_free(folder, overwrite)
-        tokenizer = load_tokenizer(recipe.model)
         dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
         test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
         train = load_training_data(recipe.data)
-        cut = count_truncated(tokenizer, recipe, train)
-        facts = train.facts.model_copy(update={"truncation": cut})
+        facts = facts_of_texts(recipe, train, {"dev": dev, "test": test}, tokenizer_at_hand(recipe.model))
         manifest = PreparedManifest(
             train=facts,
             dev=dev.facts,
@@ -89,37 +88,91 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
 def check_places(recipe: Recipe) -> None:
     """Makes sure, before anything is read, that the files and folders which a recipe names are there."""
     encoder_path(recipe.model.base)
+    check_data_places(recipe)
+
+
+def check_data_places(recipe: Recipe) -> None:
+    """The same for the data alone."""
     find_source(recipe.data.train, "train", recipe.data.quotes)
     check_graded_pairs(recipe.data.dev, "validation")
     check_graded_pairs(recipe.data.test, "test")
 
 
-def count_truncated(tokenizer: Any, recipe: Recipe, data: TrainingData) -> Truncation:
-    """How many training texts the training length cuts, and how much of them.
+def facts_of_texts(
+    recipe: Recipe, data: TrainingData, graded: Mapping[Split, GradedPairs], tokenizer: Any | None
+) -> TrainFacts:
+    """The facts about training data, with those that take a look at every text of it.
 
     Args:
-        tokenizer: The model's tokenizer.
         recipe: The recipe.
         data: Its training data.
+        graded: Its dev and test pairs, which should not stand in them.
+        tokenizer: The base's tokenizer, if it is at hand.
     """
-    max_length = recipe.training.max_length
-    number = texts_cut = tokens_cut = tokens = 0
-    texts = iter(progress("counting tokens", None, data.texts()))
-    while batch := list(islice(texts, 1000)):
-        number += len(batch)
-        for ids in tokenizer(batch, truncation=False, verbose=False)["input_ids"]:
-            tokens += len(ids)
-            texts_cut += len(ids) > max_length
-            tokens_cut += max(0, len(ids) - max_length)
+    wanted = {text for pairs in graded.values() for side in (pairs.sentences1, pairs.sentences2) for text in side}
+    pairs_of = {split: [*map(_pair, pairs.sentences1, pairs.sentences2)] for split, pairs in graded.items()}
+    wanted_pairs = {pair for pairs in pairs_of.values() for pair in pairs}
+    found: set[str] = set()
+    found_pairs: set[tuple[str, str]] = set()
+    lengths = _Lengths(tokenizer, recipe.training.max_length) if tokenizer else None
+    same = own = 0
+    rows = iter(progress("counting tokens", len(data), data.rows()))
+    while batch := list(islice(rows, 1000)):
+        texts = []
+        for anchor, *others in batch:
+            positive, negatives = others or (None, [])
+            row = [anchor, *([] if positive is None else [positive]), *negatives]
+            texts += row
+            same += anchor == positive
+            own += sum(text in (anchor, positive) for text in negatives)
+            found_pairs.update({_pair(anchor, other) for other in row[1:]} & wanted_pairs)
+        found.update(wanted.intersection(texts))
+        if lengths:
+            lengths.add(texts)
+    overlap = {}
+    for split, pairs in graded.items():
+        sentences = {*pairs.sentences1, *pairs.sentences2}
+        overlap[split] = Overlap(
+            sentences=len(sentences & found),
+            of_sentences=len(sentences),
+            pairs=sum(pair in found_pairs for pair in pairs_of[split]),
+            of_pairs=len(pairs),
+        )
     base = Path(resolve(recipe.model.base)).expanduser()
-    return Truncation(
-        tokenizer=base.name if base.exists() else recipe.model.base,  # a folder of this machine is its own business
-        max_length=max_length,
-        texts=number,
-        texts_truncated=texts_cut,
-        tokens=tokens,
-        tokens_truncated=tokens_cut,
-    )
+    name = base.name if base.exists() else recipe.model.base  # a folder of this machine is its own business
+    update = {"truncation": lengths and lengths.facts(name), "overlap": overlap}
+    return data.facts.model_copy(update={**update, "anchors_as_positives": same, "own_hard_negatives": own})
+
+
+def _pair(one: str, other: str) -> tuple[str, str]:
+    return (one, other) if one <= other else (other, one)
+
+
+class _Lengths:
+    """Counts the tokens of texts, and what of them a limit cuts off, special tokens included."""
+
+    def __init__(self, tokenizer: Any, limit: int) -> None:
+        self.tokenizer, self.limit = tokenizer, limit
+        self.special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        self.counts = dict.fromkeys(
+            ("texts", "texts_truncated", "tokens", "tokens_truncated", "unknown_tokens", "texts_unknown"), 0
+        )
+
+    def add(self, texts: list[str]) -> None:
+        """Counts these."""
+        counts = self.counts
+        counts["texts"] += len(texts)
+        for ids in self.tokenizer(texts, truncation=False, verbose=False)["input_ids"]:
+            counts["tokens"] += len(ids)
+            counts["texts_truncated"] += len(ids) > self.limit
+            counts["tokens_truncated"] += max(0, len(ids) - self.limit)
+            if unknown := ids.count(self.tokenizer.unk_token_id):
+                counts["unknown_tokens"] += unknown
+                counts["texts_unknown"] += unknown == sum(number not in self.special for number in ids)
+
+    def facts(self, name: str) -> Truncation:
+        """The counts, under the name of the tokenizer."""
+        return Truncation(tokenizer=name, max_length=self.limit, **self.counts)
 
 
 def state_data(recipe: Recipe, manifest: Manifest) -> None:
@@ -147,8 +200,27 @@ def state_data(recipe: Recipe, manifest: Manifest) -> None:
         logger.info("dropped  %s", ", ".join(dropped))
     for line in facts.unusable_rows:
         logger.warning("unusable %s", line)
+    for split, overlap in facts.overlap.items():
+        if overlap.sentences:
+            logger.warning(
+                "overlap  %d of %d sentences of %s stand in the training data, and %d of its %d pairs in one row",
+                overlap.sentences, overlap.of_sentences, split, overlap.pairs, overlap.of_pairs,
+            )  # fmt: skip
+    if facts.anchors_as_positives:
+        logger.warning("data     %d anchors are their own positive", facts.anchors_as_positives)
+    if facts.own_hard_negatives:
+        logger.warning(
+            "data     %d hard negatives are their row's anchor or positive: data.drop_duplicates leaves them out",
+            facts.own_hard_negatives,
+        )  # fmt: skip
     if cut is None:
         return
+    if cut.unknown_tokens:
+        logger.log(
+            logging.WARNING if cut.texts_unknown else logging.INFO,
+            "unknown  %.2f%% of the tokens are unknown to the tokenizer; %d texts are nothing else",
+            100 * cut.unknown_tokens / cut.tokens, cut.texts_unknown,
+        )  # fmt: skip
     logger.info(
         "lengths  %d of %d texts (%.1f%%) are longer than %d tokens; %d tokens are cut off",
         cut.texts_truncated, cut.texts, 100 * cut.texts_truncated / cut.texts, cut.max_length,

@@ -22,7 +22,7 @@ from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.identity import weights_sha256
 from simcse_st.models import Located, load_model
 from simcse_st.recipe import Recipe
-from simcse_st.records import Results, Split, SplitScores
+from simcse_st.records import SPLITS, Results, Split, SplitScores
 from simcse_st.run import CARD, Run, file_sha256
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
@@ -62,13 +62,13 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
         for part in (inputs.dev, inputs.test)
     )
-    before = _score(inputs.model, dev, test, "before training")
+    before = _score(inputs, inputs.model, dev, test, "before training")
     if checkpoint and before:
         _check_base(run.folder, checkpoint.record.best.base_metrics["spearman"], before["dev"]["spearman"])
     base = before
     if not inputs.stack.is_base:  # a gain over less than the base would be none
         saved = load_model(Located(recipe.model.base, inputs.stack.folder), str(process.device))
-        base = _score(saved, dev, test, "the base as saved")
+        base = _score(inputs, saved, dev, test, "the base as saved")
         del saved
 
     # Nothing has been written so far; what fails from here on is a failed run.
@@ -99,13 +99,18 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
 
 
 def _score(
-    model: SentenceTransformer, dev: STSEvaluator, test: STSEvaluator, what: str
+    inputs: Inputs, model: SentenceTransformer, dev: STSEvaluator, test: STSEvaluator, what: str
 ) -> dict[Split, dict[str, float]]:
     """The metrics on dev and test; of several processes, in the first alone."""
     with distributed_evaluation(model) as scoring:
         if not scoring:
             return {}
-        found: dict[Split, dict[str, float]] = {"dev": dev(model), "test": test(model)}
+        found: dict[Split, dict[str, float]] = {}
+        for split, evaluator in zip(SPLITS, (dev, test), strict=True):
+            try:
+                found[split] = evaluator(model)
+            except InputError as error:
+                raise InputError(f"{inputs.manifest.graded(split).sources[0].name}, before training: {error}") from None
     logger.info("%s   dev %.2f, test %.2f", what, *(metrics["spearman"] for metrics in found.values()))
     return found
 
@@ -121,6 +126,8 @@ def _record(
 ) -> None:
     """Measures the kept model, writes down what the run came to, and drops its checkpoints."""
     best, seconds = saver.best, saver.train_seconds
+    if not any(entry.loss for entry in run.history()):
+        logger.warning("loss     it was 0 from the first step to the last: there was nothing to learn")
     evaluation = measure_run(recipe.name, model, inputs.dev, inputs.test)
     (measured,) = evaluation.models
     assert best.best_step is not None
