@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import jsonl, loaded, nli
-from simcse_st import InputError
+from simcse_st import InputError, Recipe
 from simcse_st.data import load_graded_pairs
 from simcse_st.data.files import count_distinct, digest_of
 from simcse_st.recipe import Columns, NLISection, Sample
-from simcse_st.training.prepare import count_truncated
+from simcse_st.training.prepare import facts_of_texts
 
 ROWS = nli(
     ("P", "c-other-case", 2), ("p", "e1", "entailment"), ("p", "n", 1), ("q", "e2", 0), ("p", "dropped", -1),
@@ -280,12 +280,14 @@ def test_rows_that_cannot_be_used_are_counted_drops_if_that_is_wanted(tmp_path: 
         loaded(source)
 
 
-def test_truncation_counts_texts_and_tokens(tiny_model, tmp_path: Path):
+def test_truncation_counts_texts_and_tokens(tiny_recipe: Recipe, tiny_model, tmp_path: Path):
     # A letter is a token; [CLS] and [SEP] are two more.
     row = {"anchor": "abc", "positive": "abcdef", "negative": "abcdefgh"}
-    facts = count_truncated(tiny_model.tokenizer, loaded(jsonl(tmp_path / "t.jsonl", [row])), max_length=6)
+    recipe = tiny_recipe.changed(training__max_length=6)
+    facts = facts_of_texts(recipe, loaded(jsonl(tmp_path / "t.jsonl", [row])), {}, tiny_model.tokenizer).truncation
     counts = {"max_length": 6, "texts": 3, "texts_truncated": 2, "tokens": 23, "tokens_truncated": 6}
-    assert facts.model_dump(exclude={"tokenizer"}) == counts
+    assert facts
+    assert facts.model_dump(exclude={"tokenizer"}) == {**counts, "unknown_tokens": 0, "texts_unknown": 0}
 
 
 def test_different_texts_are_counted_by_their_digests():

@@ -31,7 +31,7 @@ def test_minilm_read_through_cls_has_its_known_scores(
 ):
     graded = load_graded_pairs(shared_data / "stsb" / f"{split}.csv")
     assert len(graded) == count
-    scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(build_model(minilm, device="cpu"))
+    scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(build_model(minilm, pooling="cls", device="cpu"))
     assert scores["spearman"] == pytest.approx(expected, abs=0.01)
 
 
@@ -45,8 +45,9 @@ def test_fifty_steps_on_snli_dev(shared_data: Path, minilm: Path, tmp_path: Path
     }  # fmt: skip
     run = train(load_recipe("quickstart", [f"{key}={value}" for key, value in keys.items()]), tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["base"]["dev"] == pytest.approx(79.73, abs=0.01)
-    assert results["base"]["test"] == pytest.approx(73.50, abs=0.01)
+    # As its authors saved it, through the mean; and read through [CLS], as the recipe says.
+    assert results["base"] == pytest.approx({"dev": 86.72, "test": 82.03}, abs=0.01)
+    assert results["untrained"] == pytest.approx({"dev": 79.73, "test": 73.50}, abs=0.01)
     assert results["dev"]["spearman"] >= 81.5
     assert results["test"]["spearman"] >= 76
     print(
@@ -86,7 +87,8 @@ def test_two_dropout_masks_teach_what_one_does_not(shared_data: Path, minilm: Pa
             "training.max_steps": 60, "training.eval_steps": 60,
         }  # fmt: skip
         run = train(load_recipe(name, [f"{key}={value}" for key, value in keys.items()]), tmp_path / name)
-        assert run.results.base["dev"] == pytest.approx(79.73, abs=0.01)
+        assert run.results.untrained
+        assert run.results.untrained["dev"] == pytest.approx(79.73, abs=0.01)
         scores[name] = run.results.dev.spearman
         test = run.results.test.spearman
         print(f"\n{name}: dev {scores[name]:.2f}, test {test:.2f}")

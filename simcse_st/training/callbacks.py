@@ -170,7 +170,7 @@ class STSCallback(TrainerCallback):
         remark = "   best so far" if better else ""
         to_beat = self.base_metrics[self.metric] if self.baseline is None else self.baseline
         if better and score < to_beat:
-            remark += f", below the {to_beat:.2f} before training"
+            remark += f", below the base's {to_beat:.2f}"
         logger.info(
             "step %*d of %d   loss %.4f   dev %.2f%s",
             len(str(state.max_steps)), state.global_step, state.max_steps, loss, score,
