@@ -240,7 +240,8 @@ class TrainingSection(Section):
     max_length: int = Field(default=32, gt=0)
     """Tokens a sentence may have in training (paper's code: 32)."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """``auto`` is fp16 on a CUDA GPU, fp32 elsewhere. The loss is computed in float32 in any case."""
+    """``auto`` is bf16 on a CUDA GPU that has it, fp16 on another, and fp32 elsewhere. The loss is computed
+    in float32 in any case."""
     gradient_checkpointing: bool = False
     """Computes the layers twice instead of keeping what they computed: less memory, about a third slower."""
     torch_compile: bool = False

@@ -50,7 +50,7 @@ def fault(action: str, path: str, **details: Any) -> dict[str, Any]:
 FOREVER = {"times": 999}
 # What goes wrong; whether the same call gets over it by itself, or what it says.
 FAULTS = {
-    "unknown token": ([fault("status", "/whoami", status=401, **FOREVER)], "the hub does not know the token (401): log in"),
+    "unknown token": ([fault("status", "/whoami", status=401, **FOREVER)], "the hub does not know the token (401: injected): log in"),
     "whoami 503 once": ([fault("status", "/whoami")], None),
     "model 503 once": ([fault("status", "/api/models/alice/m$")], None),
     "metadata 503 once": ([fault("status", "/validate-yaml")], None),
@@ -73,13 +73,18 @@ FAULTS = {
     "commit 429": ([fault("status", "/commit/main", status=429, headers={"Retry-After": "1"})], None),
     "commit 429 for an hour": (
         [fault("status", "/commit/main", status=429, headers={"Retry-After": "3600"}, **FOREVER)],
-        "nothing has been published: too many requests (429): wait 3600 s, and run the same command again",
+        "nothing has been published: too many requests (429: injected): wait 3600 s, and run the same command again",
     ),
     "commit 403": ([fault("status", "/commit/main", status=403, error="no", **FOREVER)], "this token has no right to that (403: no)"),
-    "commit 412": ([fault("status", "/commit/main", status=412, **FOREVER)], "someone has pushed in between (412)"),
+    "commit 412": ([fault("status", "/commit/main", status=412, **FOREVER)], "someone has pushed in between (412: injected)"),
     "commit reset": ([fault("reset", "/commit/main")], None),
     "commit loses its answer": ([fault("reset_after", "/commit/main")], None),
-    "commit 503 for ever": ([fault("status", "/commit/main", **FOREVER)], "the hub does not work at the moment (503): run the same command again later"),
+    "commit 503 for ever": ([fault("status", "/commit/main", **FOREVER)], "the hub does not work at the moment (503: injected): run the same command again later"),
+    "commit 501": ([fault("status", "/commit/main", status=501, error="no such storage", **FOREVER)], "nothing has been published: 501: no such storage"),
+    "commit 400 with its reason deep": (
+        [fault("status", "/commit/main", status=400, json={"detail": {"error": "the file is too large"}}, **FOREVER)],
+        "nothing has been published: 400: the file is too large",
+    ),
     "commit hangs": ([fault("hang", "/commit/main", seconds=2.5)], None),
     "whoami hangs": ([fault("hang", "/whoami", seconds=2.5, **FOREVER)], "no answer from http://127.0.0.1"),
 }  # fmt: skip
@@ -90,7 +95,7 @@ FAULTS = {
 def test_a_push_that_meets_a_fault(faults: list[dict], says: str | None, publisher: Publisher, run: Path):
     hangs = any(each["action"] == "hang" for each in faults)
     ordered = [publisher.hub.fault(**each) for each in faults]
-    began = time.monotonic()
+    began, before = time.monotonic(), (run / "model" / "README.md").read_bytes()
     answer = publisher(run_folder=str(run), repo_id="alice/m", timeout=1 if hangs else 20)
     assert time.monotonic() - began < 60
     assert all(each.times == 0 for each in ordered if each.times < 900)  # it happened
@@ -103,6 +108,7 @@ def test_a_push_that_meets_a_fault(faults: list[dict], says: str | None, publish
             assert part in answer
         assert commits(publisher.hub) == 0
         assert not (run / "push.json").exists()
+        assert (run / "model" / "README.md").read_bytes() == before
     publisher.hub.faults.clear()
     time.sleep(2 if hangs else 0)  # what was late
     answer = publisher(run_folder=str(run), repo_id="alice/m")
@@ -137,6 +143,21 @@ def test_someone_who_pushes_in_between_is_not_overwritten(publisher: Publisher, 
     assert published(publisher.hub)["NOTICE"] == b"someone else's\n"
 
 
+def test_an_answer_without_a_commit_of_its_own_is_no_publication(publisher: Publisher, run: Path):
+    hub = publisher.hub
+    first = publisher(run_folder=str(run), repo_id="alice/m")["commit"]
+    change_card(run)
+    answer = {"success": True, "commitOid": first, "commitUrl": f"{hub.url}/alice/m/commit/{first}", "hookOutput": ""}
+    hub.fault("status", path="/commit/main", status=200, json=answer)
+    said = publisher(run_folder=str(run), repo_id="alice/m")
+    assert (
+        said
+        == "RunError: alice/m: nothing has been published: the hub says that all is well, but its commit is the old one"
+    )
+    assert commits(hub) == 1
+    assert json.loads((run / "push.json").read_text())["commit"] == first
+
+
 def change_card(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(recipe.replace("notes: ''", "notes: Changed."))
@@ -152,7 +173,7 @@ def test_rights_are_known_before_anything_is_sent(publisher: Publisher, run: Pat
         ({"repo_id": "bob/theirs"}, "RunError: bob/theirs: nothing has been pushed: this token has no right to that (403"),
         ({"repo_id": "bob/new"}, "RunError: bob/new: there is no such repository that alice may see, and to make one takes an owner of alice, acme"),
         ({"repo_id": "alice/mine", "token": "hf_alice_read"}, "RunError: alice/mine: the token of alice can only read"),
-        ({"repo_id": "alice/mine", "token": "hf_nobody"}, "RunError: alice/mine: nothing has been pushed: the hub does not know the token (401)"),
+        ({"repo_id": "alice/mine", "token": "hf_nobody"}, "RunError: alice/mine: nothing has been pushed: the hub does not know the token (401"),
         ({"repo_id": "alice/mine", "token": ""}, "InputError: no token: log in with `hf auth login`"),
         ({"repo_id": "alice/mine", "private": True}, "InputError: --private: alice/mine is public"),
         ({"repo_id": "mine"}, "InputError: 'mine' is no repository: write OWNER/NAME"),

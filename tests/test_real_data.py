@@ -31,7 +31,9 @@ def test_minilm_read_through_cls_has_its_known_scores(
 ):
     graded = load_graded_pairs(shared_data / "stsb" / f"{split}.csv")
     assert len(graded) == count
-    scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(build_model(minilm, pooling="cls", device="cpu"))
+    scores = STSEvaluator(graded.sentences1, graded.sentences2, graded.scores)(
+        build_model(minilm, pooling="cls", device="cpu")
+    )
     assert scores["spearman"] == pytest.approx(expected, abs=0.01)
 
 

@@ -32,6 +32,7 @@ from simcse_st import (
 from simcse_st.errors import RunError
 from simcse_st.identity import weights_sha256
 from simcse_st.run import Run
+from simcse_st.training.inputs import choose_precision
 from simcse_st.training.session import _keep
 
 
@@ -378,3 +379,41 @@ def test_keys_that_pass_through_to_the_trainer(keys: dict, tiny_recipe: Recipe, 
     )
     assert second == pytest.approx(first, rel=0.02 if "precision" in keys else 1e-6)
     assert (first != second) == ("precision" in keys)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_bf16", "wanted", "expected"),
+    [
+        ("cuda", True, "auto", "bf16"),
+        ("cuda", False, "auto", "fp16"),
+        ("cpu", True, "auto", "fp32"),
+        ("mps", True, "auto", "fp32"),
+        ("cuda", False, "fp32", "fp32"),
+        ("cpu", False, "bf16", "bf16"),
+        ("mps", True, "fp16", "not supported on Apple's GPUs"),
+        ("mps", True, "bf16", "not supported on Apple's GPUs"),
+        ("cpu", True, "fp16", "which needs a GPU"),
+    ],
+)
+def test_the_precision_suits_the_device(
+    device: str, has_bf16: bool, wanted: str, expected: str, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    recipe = change(recipe, "training", precision=wanted)
+    if " " not in expected:
+        assert choose_precision(recipe, torch.device(device)) == expected
+        return
+    with pytest.raises(InputError, match=expected):
+        choose_precision(recipe, torch.device(device))
+
+
+def test_a_warm_up_longer_than_the_run_and_a_loss_of_nothing_are_said(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    same = tmp_path / "same.jsonl"
+    same.write_text("".join(json.dumps({"anchor": "a", "positive": "a"}) + "\n" for _ in range(8)))
+    recipe = change(change(recipe, "data", train=str(same)), "training", batch_size=2, max_steps=3, warmup_steps=3)
+    recipe = change(recipe, "loss", mask_false_negatives=True)  # whose only other row is masked
+    train(recipe, tmp_path / "run")
+    assert "warm-up  its 3 steps are not over when the run ends, after 3" in caplog.text
+    assert "loss     it was 0 from the first step to the last: there was nothing to learn" in caplog.text

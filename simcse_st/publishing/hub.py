@@ -210,32 +210,45 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return f"there is no such repository, or this token may not see it ({status}): check the name and the token"
     if status == 401:
-        return "the hub does not know the token (401): log in with `hf auth login`, or set HF_TOKEN"
+        return f"the hub does not know the token ({_said(error)}): log in with `hf auth login`, or set HF_TOKEN"
     if status == 403:
         return f"this token has no right to that ({_said(error)}): use one with write permission there"
     if status == 409:
-        return f"another change of the repository is under way (409): {again}"
+        return f"another change of the repository is under way ({_said(error)}): {again}"
     if status == 412:
-        return f"someone has pushed in between (412): look at it, and {again}"
+        return f"someone has pushed in between ({_said(error)}): look at it, and {again}"
     if status == 429:
         asked = retry_after(error)
-        return f"too many requests (429): wait {f'{asked:.0f} s' if asked else 'some minutes'}, and {again}"
-    if status is not None and status >= 500:
-        return f"the hub does not work at the moment ({status}): {again} later"
+        return f"too many requests ({_said(error)}): wait {f'{asked:.0f} s' if asked else 'some minutes'}, and {again}"
+    if status in _PASSING:
+        return f"the hub does not work at the moment ({_said(error)}): {again} later"
     if "timeout" in type(error).__name__.lower() or isinstance(error, TimeoutError):
         return f"no answer from {constants.ENDPOINT} in time ({_short(error)}): {again}, or with a longer --timeout"
     if isinstance(error, (HTTPError, ConnectionError)) and not isinstance(error, HfHubHTTPError):
         return f"the connection to {constants.ENDPOINT} failed ({_short(error)}): {again}"
     if status == 404:
-        path = getattr(getattr(error, "request", None), "url", "it")
-        return f"the hub does not find {path} (404): {again}"
+        path: Any = "what was asked for"
+        with contextlib.suppress(RuntimeError, AttributeError):  # an answer may have lost its question
+            path = error.request.url  # type: ignore[attr-defined]
+        return f"{constants.ENDPOINT} does not find {path} ({_said(error)}): is this the hub? then {again}"
     return _short(error)
 
 
 def _said(error: BaseException) -> str:
     """What the hub says of it, with the status."""
-    said = " ".join(str(getattr(error, "server_message", None) or "").split())
+    said = getattr(error, "server_message", None)
+    if not said:
+        with contextlib.suppress(ValueError, AttributeError):
+            said = _words(error.response.json())  # type: ignore[attr-defined]
+    said = " ".join(str(said or "").split())
     return f"{status_of(error)}: {said}" if said else str(status_of(error))
+
+
+def _words(answer: Any) -> str:
+    """The reason within an answer, however deep: as in ``{"detail": {"error": "no space left"}}``."""
+    if isinstance(answer, dict):
+        answer = [answer[key] for key in ("error", "message", "errors", "detail") if key in answer]
+    return "; ".join(filter(None, map(_words, answer))) if isinstance(answer, list) else str(answer or "")
 
 
 def _short(error: BaseException) -> str:

@@ -119,15 +119,16 @@ def _push(api: HfApi, run: Run, repo_id: str, private: bool, revision: str, crea
     record = _record(run, target, files)
     if dry_run:
         return Pushed(record, changed, stale)
-    write_text(run.model_path / CARD, card)
     if changed or stale or not target.has_branch:
-        made = _upload(api, run, target, files, changed, stale, create_pr)
+        content = {name: card.encode() if name == CARD else run.model_path / name for name in changed}
+        made = _upload(api, run, target, files, content, stale, create_pr)
     else:
         logger.info("push     nothing has changed")
         made = _made(api, target, str(target.head), None)
     record = record.model_copy(update=made)
     kept = [push for push in earlier if (push.repo, push.revision) != (record.repo, record.revision)]
     try:
+        write_text(run.model_path / CARD, card)  # which names the repository: not before it is there
         run.write(Pushes(**dict(record), earlier=[Push(**push.model_dump(exclude={"earlier"})) for push in kept]))
     except RunError as error:
         raise RunError(
@@ -166,7 +167,7 @@ def _upload(
     run: Run,
     target: Target,
     files: Mapping[str, LocalFile],
-    changed: list[str],
+    changed: Mapping[str, Path | bytes],
     stale: list[str],
     create_pr: bool,
 ) -> Made:
@@ -179,7 +180,7 @@ def _upload(
             api.create_branch(target.repo_id, branch=target.branch, revision=target.head, exist_ok=True)
         if not changed and not stale:
             return _made(api, target, str(target.head), None)
-        additions = [CommitOperationAdd(name, run.model_path / name) for name in changed]
+        additions = [CommitOperationAdd(name, content) for name, content in changed.items()]
         # The large files first: without a commit they are not to be seen, and what has come need not be sent again.
         api.preupload_lfs_files(
             target.repo_id, additions, revision=target.branch, create_pr=create_pr, free_memory=False
@@ -232,7 +233,11 @@ def _commit(
                 parent_commit=target.head,
                 create_pr=create_pr,
             )
+            if made.oid == target.head:
+                raise RunError(f"{failed}: the hub says that all is well, but its commit is the old one")
             return _made(api, target, made.oid, made.pr_num)
+        except RunError:
+            raise
         except Exception as error:
             with in_one_line(f"{target.repo_id}: whether it is published could not be found out"):
                 there = _find_commit(api, target, files, create_pr)

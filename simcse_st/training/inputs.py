@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
 from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
@@ -53,7 +54,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         devices: The number of processes that train together.
         device: Where to put this one's model; by default a GPU if there is one.
     """
-    check_machine(recipe, devices)
+    precision = choose_precision(recipe, torch.device(device or get_device_name()))
+    check_machine(recipe, devices, precision)
     dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
     test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
     data = load_training_data(recipe.data)
@@ -79,28 +81,27 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         test=test.facts,
         base_changes=stack.changes,
     )
-    environment = describe_environment(model.device, _precision(recipe, model.device), devices)
+    environment = describe_environment(model.device, precision, devices)
     is_local = Path(encoder_path(recipe.model.base)).exists()  # asked now: the folder may be gone when the run ends
     return Inputs(stack, data, dev, test, manifest, environment, None if is_local else recipe.model.base)
 
 
-def check_machine(recipe: Recipe, devices: int) -> None:
+def check_machine(recipe: Recipe, devices: int, precision: str) -> None:
     """Makes sure that keys are right together, and on this machine.
 
     Args:
         recipe: What is going to run.
         devices: The number of processes that train together.
+        precision: That of the run.
     """
     own = recipe.model.head == "train-only" or recipe.loss.mlm_weight > 0
-    if devices > 1 and own and recipe.training.max_grad_norm and recipe.training.precision in ("auto", "fp16"):
+    if devices > 1 and own and recipe.training.max_grad_norm and precision == "fp16":
         # Clipping unscales fp16 gradients before those of the loss's own parameters could be averaged.
         raise InputError(
             "training.precision: fp16 with training.max_grad_norm and a train-only head or mlm_weight does not work on "
             "several devices: use bf16 or fp32"
         )
-    if recipe.model.attention == "flash_attention_2" and not (
-        torch.cuda.is_available() and recipe.training.precision != "fp32"
-    ):
+    if recipe.model.attention == "flash_attention_2" and not (torch.cuda.is_available() and precision != "fp32"):
         raise InputError("model.attention: flash_attention_2 takes a GPU, and training.precision fp16 or bf16")
     if recipe.training.batch_size % devices:
         raise InputError(
@@ -131,12 +132,17 @@ def _check_weights(folder: Path, expected: str) -> None:
         )
 
 
-def _precision(recipe: Recipe, device: torch.device) -> str:
+def choose_precision(recipe: Recipe, device: torch.device) -> str:
+    """The precision of a run: what the recipe says or, if that is ``auto``, what suits the device."""
     wanted = recipe.training.precision
     if wanted == "auto":
-        return "fp16" if device.type == "cuda" else "fp32"
+        if device.type != "cuda":
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if wanted == "fp16" and device.type == "cpu":
         raise InputError("training.precision is fp16, which needs a GPU: on this CPU use bf16 or fp32")
+    if wanted != "fp32" and device.type == "mps":
+        raise InputError(f"training.precision is {wanted}, which is not supported on Apple's GPUs (mps): use fp32")
     return wanted
 
 
