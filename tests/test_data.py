@@ -311,3 +311,27 @@ def test_the_shipped_quickstart_data_is_what_its_readme_says():
     assert not trained & set(sentences)
     assert len(set(sentences)) == len(sentences) == 4 * 132
     assert pairs.dataset.column_names == ["anchor", "positive", "negative"]
+
+
+def test_a_list_of_positives_is_a_row_for_each(tmp_path: Path):
+    rows = [
+        {"query": "how", "pos": ["p1", "p2"], "neg": ["n1"]},
+        {"query": "who", "pos": ["p3"], "neg": []},
+        {"query": "why", "pos": "p4", "neg": ["n2", "n3"]},
+    ]
+    source = jsonl(tmp_path / "lists.jsonl", rows)
+    pairs = loaded(source)
+    assert list(pairs.rows()) == [
+        ("how", "p1", ["n1"]), ("how", "p2", ["n1"]), ("who", "p3", []), ("why", "p4", ["n2", "n3"]),
+    ]  # fmt: skip
+    assert (pairs.facts.rows_read, pairs.facts.rows_usable, pairs.facts.pairs) == (3, 3, 4)
+    texts = [text for (text,) in loaded(source, kind="sentences").rows()]
+    assert texts == ["how", "p1", "p2", "n1", "who", "p3", "why", "p4", "n2", "n3"]
+    for row, says in (
+        ({"query": "how", "pos": [], "neg": ["n"]}, "x.jsonl:1: pos is missing"),
+        ({"query": ["how"], "pos": ["p"]}, "x.jsonl:1: query is .'how'., but must be a sentence"),
+        ({"query": "how", "pos": ["p", 3]}, "x.jsonl:1: pos is 3, but must be a sentence"),
+        ({"premise": ["a"], "hypothesis": "b", "label": 0}, "x.jsonl:1: premise is .'a'., but must be a sentence"),
+    ):
+        with pytest.raises(InputError, match=says):
+            loaded(jsonl(tmp_path / "x.jsonl", [row]))

@@ -26,7 +26,7 @@ ROLES: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
     "pairs": {
         "anchor": ("anchor", "sent0", "query", "question"),
-        "positive": ("positive", "sent1", "document", "passage", "answer"),
+        "positive": ("positive", "pos", "sent1", "document", "passage", "answer"),
     },
     "sentences": {"text": ("text", "sentence")},
 }
@@ -193,8 +193,8 @@ class Roles:
                 )
         return names
 
-    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> Texts | None:
-        """The label and the texts of a row.
+    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> list[Texts]:
+        """The label and the texts of a row; of one with a list of positives, once for each of these.
 
         Args:
             row: The row.
@@ -203,18 +203,23 @@ class Roles:
             dropped: Counts rows that are left out, and the blank texts of sentences.
 
         Returns:
-            Its label and texts, or None where it is left out.
+            Its label and texts; nothing where it is left out.
         """
+        positive = self.used.get("positive", "")
+        if isinstance(row.cells.get(positive), list) and data.kind != "sentences":
+            each = [row._replace(cells={**row.cells, positive: text}) for text in row.cells[positive] or [None]]
+            return [texts for one in each for texts in self.parse(one, negatives, data, dropped)]
         label, sentences = ENTAILMENT, data.kind == "sentences"
         if self.kind == "labelled":
             found = _label(row, self.used["label"])
             if found is None:
                 dropped["no_consensus"] += 1
-                return None
+                return []
             label = found
         if label == NEUTRAL and not sentences:
-            return label, []  # counts for a sample, and is not trained on
-        values = [(name, row.cells.get(name)) for name in self.texts]
+            return [(label, [])]  # counts for a sample, and is not trained on
+        values = [(name, row.cells.get(name)) for name in self.texts if name != positive]
+        values += [(positive, text) for text in as_list(row.cells.get(positive)) if positive]
         for name in negatives:
             values += [(name, text) for text in as_list(row.cells.get(name)) if text is not None and text != ""]
         if sentences:
@@ -230,8 +235,8 @@ class Roles:
         texts = [sentence(row, name, text) for name, text in values]
         if data.max_characters and any(len(text) > data.max_characters for text in texts):
             dropped["too_long"] += 1
-            return None
-        return (label, texts) if texts else None
+            return []
+        return [(label, texts)] if texts else []
 
 
 def by_number(columns: Columns | None) -> bool:

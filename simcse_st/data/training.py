@@ -194,7 +194,7 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
                     seen.update(names)
                     counts.left_out.update(dict.fromkeys(columns.left_out(row, data.kind == "sentences")))
                     counts.negative_columns.update(dict.fromkeys(negatives))
-                texts = columns.parse(row, negatives, data, counts.dropped)
+                made = columns.parse(row, negatives, data, counts.dropped)
             except RowError as error:
                 if data.strict:
                     raise
@@ -202,9 +202,8 @@ def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) ->
                 if len(counts.unusable) < 3:
                     counts.unusable.append(str(error))
                 continue
-            if texts is not None:
-                counts.usable += 1
-                yield texts
+            counts.usable += bool(made)
+            yield from made
         if counts.read == before:
             after = " (its first line is the header)" if file_format(Path(name)) in DELIMITED else ""
             raise InputError(f"{name}: there is no row in it{after}")
