@@ -314,8 +314,10 @@ def _command(run: Run, recipe: Recipe) -> str:
     return " \\\n  --set ".join([f"{start} train {nearest}", *options])
 
 
-def _by_name(reference: str) -> str:
+def _by_name(reference: Any) -> Any:
     """A file or folder by its name alone: the card would publish the path."""
+    if isinstance(reference, dict):
+        return {**reference, "file": _by_name(reference["file"])}
     return reference if reference.startswith(PACKAGE_SCHEME) else Path(reference).name
 
 

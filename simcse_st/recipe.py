@@ -48,7 +48,38 @@ class HubDataset(Section):
 
 
 _Name = Annotated[str, Field(min_length=1)]
+
+
+class GradedColumns(Section):
+    """Which columns of graded pairs hold what."""
+
+    sentence1: _Name
+    """The first sentence."""
+    sentence2: _Name
+    """The second."""
+    score: _Name
+    """The gold score."""
+
+
+class GradedFile(Section):
+    """A file of graded pairs whose columns or scores are not the usual ones."""
+
+    file: _Name
+    """Its name."""
+    columns: GradedColumns | None = None
+    """Its columns, where they are not sentence1, sentence2 and score."""
+    scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """The lowest and the highest score there can be; null for 0 to 5 or 0 to 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.scale and not self.scale[0] < self.scale[1]:
+            raise ValueError(f"{self.file}: scale is the lowest and the highest score, not {self.scale}")
+        return self
+
+
 Reference = _Name | HubDataset
+GradedReference = Reference | GradedFile
 Column = _Name | Annotated[int, Field(gt=0)]
 
 
@@ -156,9 +187,9 @@ class DataSection(Section):
     kind: Literal["pairs", "sentences"] = "pairs"
     """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
     the data, whatever its column, towards itself under another dropout mask."""
-    dev: Reference = "sentence-transformers/stsb"
+    dev: GradedReference = "sentence-transformers/stsb"
     """Graded sentence pairs that choose the best step."""
-    test: Reference = "sentence-transformers/stsb"
+    test: GradedReference = "sentence-transformers/stsb"
     """Graded sentence pairs that are scored once, on the kept weights."""
     columns: Columns | None = None
     """Which columns hold what, where their names do not tell."""

@@ -141,7 +141,9 @@ class GradedFacts(Record):
     columns: list[str]
     pairs: int
     scale: float
-    """The highest score there can be, 5 or 1."""
+    """The highest score there can be: 5, 1, or what the recipe says."""
+    lowest: float = 0.0
+    """The lowest."""
     mean_gold: float
     """On the scale from 0 to 5."""
     pairs_sha256: str

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers import jsonl
-from simcse_st import InputError
+from simcse_st import InputError, Recipe, load_recipe, train
 from simcse_st.data import load_graded_pairs
+from simcse_st.recipe import GradedColumns, GradedFile
 
 PAIRS = [('A, "b.', "C.", 5.0), ("D", '"E', 0.0), ("F", "G", 2.5)]
 
@@ -161,3 +162,47 @@ def test_json_numbers_and_texts_are_scores(tmp_path: Path):
     rows = [{"sentence1": "a", "sentence2": "b", "score": "1.5"}, {"sentence1": "c", "sentence2": "d", "score": 4}]
     (tmp_path / "g.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert graded(tmp_path / "g.jsonl").scores == [1.5, 4.0]
+
+
+def test_graded_pairs_under_other_names_and_scales(tmp_path: Path, tiny_recipe: Recipe):
+    rows = [("a b", "a c", 100.0), ("d e", "f g", 0.0), ("h i", "h j", 80.0)]
+    columns = GradedColumns(sentence1="text1", sentence2="text2", score="similarity")
+    csv, lines = str(tmp_path / "x.csv"), str(tmp_path / "y.jsonl")
+    Path(csv).write_text("text1,text2,similarity\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    jsonl(Path(lines), [{"sentence1": a, "sentence2": b, "score": c / 50 - 1} for a, b, c in rows])
+    pairs = load_graded_pairs(GradedFile(file=csv, scale=[0.0, 100.0], columns=columns))
+    assert (pairs.sentences1, pairs.scores) == (["a b", "d e", "h i"], [100.0, 0.0, 80.0])
+    assert pairs.gold_of_5() == [5.0, 0.0, 4.0]
+    assert pairs.paraphrases() == [True, False, True]
+    assert (pairs.facts.lowest, pairs.facts.scale, pairs.facts.mean_gold) == (0.0, 100.0, 3.0)
+    pairs = load_graded_pairs(GradedFile(file=lines, scale=[-1.0, 1.0]))
+    assert pairs.gold_of_5() == [5.0, 0.0, 4.0]
+    of_100 = "x.csv:2: score is '100.0', but must be a number from 0 to 5; of another scale say"
+    for reference, says in (
+        (csv, "x.csv:1: found the columns 'text1', .*name others as {file: ..., columns"),
+        (lines, "y.jsonl:2: score is -1"),
+        (GradedFile(file=csv, columns=columns), of_100),
+        (GradedFile(file=lines, scale=[0.0, 0.5]), "y.jsonl:1: score is 1.0, but must be a number from 0 to 0.5"),
+        (GradedFile(file=lines, columns=columns), "need text1, text2 and similarity"),
+    ):
+        with pytest.raises(InputError, match=says):
+            load_graded_pairs(reference)
+    names = "{sentence1: text1, sentence2: text2, score: similarity}"
+    key = f"data.dev={{file: {csv}, columns: {names}, scale: [0, 100]}}"
+    recipe = load_recipe("quickstart", [key])
+    assert recipe.data.dev == GradedFile(file=csv, scale=[0.0, 100.0], columns=columns)
+    with pytest.raises(InputError, match="scale is the lowest and the highest score"):
+        load_recipe("quickstart", [key.replace("[0, 100]", "[5, 0]")])
+    run = train(tiny_recipe.changed(data__dev=recipe.data.dev), tmp_path / "run")
+    assert run.recipe == tiny_recipe.changed(data__dev=recipe.data.dev)
+    card = (run.model_path / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert '"file": "x.csv"' in card
+
+
+@pytest.mark.parametrize("header", ["sentence1;sentence2;score", '"sentence1";"sentence2";"score"'])
+def test_a_spreadsheet_s_csv_has_a_clear_remedy(header: str, tmp_path: Path):
+    line = header.replace("sentence1", "A man eats.").replace("sentence2", "He is eating.").replace("score", "4,5")
+    (tmp_path / "x.csv").write_text(f"{header}\n{line}\n")
+    with pytest.raises(InputError, match="x.csv:1: .*by semicolons, but must be by commas, and numbers have points"):
+        load_graded_pairs(str(tmp_path / "x.csv"))

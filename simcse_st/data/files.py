@@ -172,7 +172,7 @@ def _check_header(where: str, fields: list[str]) -> None:
         raise InputError(f"{where}: two columns of the header have the same name: {listed(fields)}")
     hints = {
         "\t": "it is tab-separated: then name it .tsv",
-        ";": "it is separated by semicolons, but must be by commas",
+        ";": _BY_SEMICOLONS,
         "|": "it is separated by bars, but must be by commas",
         ",": "it is a CSV: then name it .csv",
     }
@@ -228,6 +228,9 @@ def name_classes(cells: dict[str, object], classes: Mapping[str, list[str]]) -> 
             cells[column] = names[value]
 
 
+_BY_SEMICOLONS = "it is separated by semicolons, but must be by commas, and numbers have points: save it so"
+
+
 def split_quoted(name: str, number: int, text: str, delimiter: str) -> list[str]:
     """The fields of a line that is quoted as a CSV is.
 
@@ -242,6 +245,7 @@ def split_quoted(name: str, number: int, text: str, delimiter: str) -> list[str]
                 "sentences with line breaks in JSON Lines"
             ) from None
         hint = "; JSON Lines has no such limit" if "field limit" in str(error) else ""
+        hint = f"; {_BY_SEMICOLONS}" if delimiter == "," and '";"' in text else hint
         raise RowError(f"{name}:{number}: not valid CSV: {error}: {excerpt(text)}{hint}") from None
 
 

@@ -14,7 +14,7 @@ from simcse_st.data.columns import Row, RowError, Rows, sentence
 from simcse_st.data.files import DELIMITED, Quotes, digest_of, file_format, read_file, read_lines, split_quoted
 from simcse_st.data.sources import FileSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import HubDataset, Reference
+from simcse_st.recipe import GradedFile, GradedReference, HubDataset
 from simcse_st.records import GradedFacts, Source
 
 Graded = tuple[str, str, float]
@@ -55,31 +55,35 @@ class GradedPairs:
     def gold_of_5(self) -> list[float]:
         """The gold scores on the scale 0 to 5, whatever their own is."""
         # Rounded, since 0.2 in single precision is a little more than a fifth.
-        return [round(score * HIGHEST_SCORE / self.facts.scale, 6) for score in self.scores]
+        return [round(_of_5(score, self.facts.lowest, self.facts.scale), 6) for score in self.scores]
 
 
-def check_graded_pairs(reference: Reference | Path, split: str) -> None:
+def _of_5(score: float, lowest: float, highest: float) -> float:
+    return (score - lowest) * HIGHEST_SCORE / (highest - lowest)
+
+
+def check_graded_pairs(reference: GradedReference | Path, split: str) -> None:
     """Makes sure, without reading them, that the files of graded pairs are there."""
     if _folder(reference) is None:
-        find_source(reference, split)
+        find_source(reference.file if isinstance(reference, GradedFile) else reference, split)
 
 
-def _folder(reference: Reference | Path) -> Path | None:
+def _folder(reference: GradedReference | Path) -> Path | None:
     """The folder of this disk that a reference names, as SentEval's years are."""
-    if isinstance(reference, HubDataset):
+    if isinstance(reference, (HubDataset, GradedFile)):
         return None
     path = Path(resolve(str(reference))).expanduser()
     return path if os.path.isdir(path) else None
 
 
-def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: Quotes = None) -> GradedPairs:
+def load_graded_pairs(reference: GradedReference | Path, split: str = "test", quotes: Quotes = None) -> GradedPairs:
     """Reads graded pairs.
 
     Args:
         reference: CSV, TSV, JSON Lines, Parquet or a Hub dataset with columns sentence1, sentence2 and score (or as
             GLUE and SICK name them); a table of these three without a header; STS-B as published (seven columns, split
             by tabs); or a folder of SentEval's STS12 to STS16, of which all parts are put together. Scores go from 0
-            to 5 or from 0 to 1.
+            to 5 or from 0 to 1; a :class:`~simcse_st.recipe.GradedFile` says other names and scales.
         split: The split of a Hub dataset that names none.
         quotes: Of a TSV whose fields stand in quotes: what these are.
 
@@ -89,7 +93,8 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     folder = _folder(reference)
     if folder:
         return _load_senteval(folder)
-    source = find_source(reference, split, quotes)
+    told = reference if isinstance(reference, GradedFile) else GradedFile(file=str(reference))
+    source = find_source(told.file if isinstance(reference, GradedFile) else reference, split, quotes)
     pairs: list[Graded] = []
     layouts: dict[str, None] = {}
     ungraded: list[RowError] = []
@@ -97,15 +102,15 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
     sets: set[str] = set()
     tables: Iterable[tuple[Rows, str]] = ((rows, "") for _, rows in source.tables())
     if isinstance(source, FileSource):
-        tables = (_open(path, quotes) for path in source.paths)
+        tables = (_open(path, quotes, told) for path in source.paths)
     for rows, layout in tables:
         highest = 0.0
         for row in _good(rows):
-            columns = _by_name(row.cells, row.where_named)
+            columns = _by_name(row.cells, row.where_named, told)
             layouts[layout or ", ".join(columns)] = None
             sets.add(str(row.cells.get("SemEval_set")))
             try:
-                pairs.append(_parse(row, columns))
+                pairs.append(_parse(row, columns, told.scale))
             except RowError as error:
                 if error.reason != _NO_GOLD:
                     raise
@@ -122,14 +127,18 @@ def load_graded_pairs(reference: Reference | Path, split: str = "test", quotes: 
         raise ungraded[0]
     if len(sets) > 1:
         raise InputError(f"{source.name}: holds several sets, {listed(sorted(sets))} in SemEval_set: keep one")
-    if len(scales) > 1:
+    if len(scales) > 1 and not told.scale:
         raise InputError(f"{source.name}: some of its files have scores up to 1, some up to 5: name one of them")
-    if "sentence1, sentence2, label" in layouts and all(score == int(score) for _, _, score in pairs):
+    if (
+        not told.columns
+        and "sentence1, sentence2, label" in layouts
+        and all(score == int(score) for _, _, score in pairs)
+    ):
         raise InputError(
             f"{source.name}: its label holds whole numbers only: are these classes? graded scores stand in a column "
             "score, or in GLUE's label with their decimals"
         )
-    return _graded(pairs, source.name, source.records(), list(layouts))
+    return _graded(pairs, source.name, source.records(), list(layouts), told.scale)
 
 
 def _graded(
@@ -137,6 +146,7 @@ def _graded(
     name: str,
     sources: list[Source],
     columns: list[str],
+    told: list[float] | None = None,
     subsets: dict[str, int] | None = None,
     pairs_without_score: int = 0,
 ) -> GradedPairs:
@@ -145,15 +155,16 @@ def _graded(
     sentences1, sentences2, scores = (list(column) for column in zip(*pairs, strict=True))
     if len(set(scores)) == 1:
         raise InputError(f"{name}: all {len(scores)} scores are {scores[0]:g}, so nothing can be measured")
-    scale = HIGHEST_SCORE if max(scores) > 1 or subsets else 1.0
+    lowest, highest = told or (0.0, HIGHEST_SCORE if max(scores) > 1 or subsets else 1.0)
     digests = [digest_of(first, second, repr(score)) for first, second, score in pairs]
     digests += [digest_of(part, str(size)) for part, size in (subsets or {}).items()]
     facts = GradedFacts(
         sources=sources,
         columns=columns,
         pairs=len(scores),
-        scale=scale,
-        mean_gold=sum(scores) / len(scores) * HIGHEST_SCORE / scale,
+        scale=highest,
+        lowest=lowest,
+        mean_gold=_of_5(sum(scores) / len(scores), lowest, highest),
         pairs_sha256=hashlib.sha256(b"".join(digests)).hexdigest(),
         subsets=subsets or {},
         pairs_without_score=pairs_without_score,
@@ -169,10 +180,10 @@ def _good(rows: Iterable[Row | RowError]) -> Iterator[Row]:
         yield row
 
 
-def _open(path: Path, quotes: Quotes) -> tuple[Rows, str]:
+def _open(path: Path, quotes: Quotes, told: GradedFile) -> tuple[Rows, str]:
     """The rows of a file, and what to say of its layout where it has no header."""
     name, promised = str(path), file_format(path) or ""
-    if promised not in (*DELIMITED, ".txt"):
+    if promised not in (*DELIMITED, ".txt") or told.columns:
         return read_file(path, name), ""
     line = next((line for _, line in read_lines(path, name)), "")
     if isinstance(line, RowError):
@@ -187,7 +198,7 @@ def _open(path: Path, quotes: Quotes) -> tuple[Rows, str]:
         rows = _good(read_file(path, name, layout=layout, header=False))
         return (_named(row, *row.cells.values()) for row in rows), "without a header: columns 1, 2 and 3"
     if len(fields) > 1:
-        _by_name(fields, f"{name}:1")
+        _by_name(fields, f"{name}:1", told)
     # A text file is as its publisher wrote it: SICK's quotes are characters like any other.
     return read_file(path, name, layout=layout, quotes="text" if promised == ".txt" else quotes), ""
 
@@ -205,25 +216,32 @@ def _named(row: Row, *cells: str) -> Row:
     return row._replace(cells=dict(zip(_NAMES[0], cells, strict=True)))
 
 
-def _by_name(found: Iterable[str], where: str) -> Triple:
-    for names in _NAMES:
+def _by_name(found: Iterable[str], where: str, told: GradedFile) -> Triple:
+    known: tuple[Triple, ...] = _NAMES
+    if told.columns:
+        known = ((told.columns.sentence1, told.columns.sentence2, told.columns.score),)
+    for names in known:
         if set(names) <= set(found):
             return names
     raise InputError(
-        f"{where}: found the columns {listed(found)}, but need sentence1, sentence2 and score "
-        "(a table without a header has these three in this order)"
+        f"{where}: found the columns {listed(found)}, but need {', '.join(known[0][:2])} and {known[0][2]} "
+        "(a table without a header has these three in this order); name others as {file: ..., columns: "
+        "{sentence1: ..., sentence2: ..., score: ...}}"
     )
 
 
-def _parse(row: Row, columns: Triple) -> Graded:
+def _parse(row: Row, columns: Triple, told: list[float] | None = None) -> Graded:
     first = sentence(row, "sentence1", row.cells[columns[0]])
     second = sentence(row, "sentence2", row.cells[columns[1]])
     gold = row.cells[columns[2]]
     score = math.nan if isinstance(gold, bool) else _number(gold)
-    if score == -1:
+    lowest, highest = told or (0.0, HIGHEST_SCORE)
+    if score == -1 and not told:
         raise RowError(f"{row.where}: score is -1, which is none, but must be from 0 to {HIGHEST_SCORE:g}", _NO_GOLD)
-    if score is None or not 0 <= score <= HIGHEST_SCORE:
-        raise RowError(f"{row.where}: score is {excerpt(gold)}, but must be a number from 0 to {HIGHEST_SCORE:g}")
+    if score is None or not lowest <= score <= highest:
+        hint = "" if told or score is None else "; of another scale say {file: ..., scale: [LOWEST, HIGHEST]}"
+        must = f"must be a number from {lowest:g} to {highest:g}"
+        raise RowError(f"{row.where}: score is {excerpt(gold)}, but {must}{hint}")
     return first, second, score
 
 
@@ -264,4 +282,4 @@ def _load_senteval(folder: Path) -> GradedPairs:
     if not subsets:
         raise InputError(f"{folder} is a folder without SentEval's STS.input.*.txt: name a file in it")
     layout = "SentEval's: two sentences a line, split by a tab, and their scores in a file of their own"
-    return _graded(pairs, str(folder), sources, [layout], subsets, lines - len(pairs))
+    return _graded(pairs, str(folder), sources, [layout], None, subsets, lines - len(pairs))

@@ -15,7 +15,7 @@ from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_g
 from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
 from simcse_st.identity import describe_model
 from simcse_st.models import Located, load_model, locate_here, locate_model
-from simcse_st.recipe import HubDataset, Reference
+from simcse_st.recipe import GradedReference, HubDataset
 from simcse_st.records import SPLITS
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
 
@@ -37,8 +37,8 @@ def evaluate(
     models: str | Path | Sequence[str | Path],
     *,
     tasks: str | Iterable[str] = "default",
-    dev: Reference | None = None,
-    test: Reference | None = None,
+    dev: GradedReference | None = None,
+    test: GradedReference | None = None,
     senteval: str | Path | None = None,
     output: str | Path | None = None,
     figures: bool = False,
@@ -116,7 +116,7 @@ def _task_names(names: Iterable[str]) -> list[str]:
 def _evaluate(
     names: Sequence[str | Path],
     tasks: Sequence[str],
-    places: dict[str, Reference],
+    places: dict[str, GradedReference],
     senteval: str | Path | None,
     path: Path | None,
     figures: bool,
@@ -173,9 +173,9 @@ def _record(data: dict[str, GradedPairs], models: list[MeasuredModel], model: Se
 
 
 def _load_data(
-    tasks: Sequence[str], found: Sequence[Located], places: dict[str, Reference], senteval: str | Path | None
+    tasks: Sequence[str], found: Sequence[Located], places: dict[str, GradedReference], senteval: str | Path | None
 ) -> dict[str, GradedPairs]:
-    wanted: dict[str, Reference | Path] = {}
+    wanted: dict[str, GradedReference | Path] = {}
     if {"dev", *ON_DEV} & set(tasks):
         wanted["dev"] = places.get("dev") or _of_runs(found, "dev")
     if "test" in tasks:
@@ -210,18 +210,19 @@ def _in_senteval(folder: str | Path, inside: str) -> Path:
     raise InputError(f"--senteval: {root} has no {inside}, nor has downstream or downstream/STS in it")
 
 
-def _of_runs(found: Sequence[Located], split: str) -> Reference:
+def _of_runs(found: Sequence[Located], split: str) -> GradedReference:
     """Where the run folders among these have their pairs from, which must be one place; without any, STS-B."""
-    places: dict[Reference, Path] = {}
+    places: dict[str, tuple[GradedReference, Path]] = {}
     for model in found:
         if model.run:
             reference = getattr(model.run.recipe.data, split)
-            key = os.path.normpath(reference) if isinstance(reference, str) else reference
-            places.setdefault(key, model.run.folder)
+            key = os.path.normpath(reference) if isinstance(reference, str) else str(reference)
+            places.setdefault(key, (reference, model.run.folder))
     if len(places) > 1:
-        (one, first), (other, second), *_ = places.items()
+        (one, first), (other, second), *_ = places.values()
         raise InputError(f"{first} is measured on {one}, {second} on {other}: say by --{split} which of them for all")
-    return next(iter(places), HubDataset(dataset=_STSB, split=_HUB_SPLIT[split]))
+    stsb = (HubDataset(dataset=_STSB, split=_HUB_SPLIT[split]), None)
+    return next(iter(places.values()), stsb)[0]
 
 
 def _with_earlier(record: Evaluation, earlier: Evaluation) -> Evaluation:

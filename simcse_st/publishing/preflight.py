@@ -22,6 +22,7 @@ from simcse_st.evaluation.records import Evaluation
 from simcse_st.identity import weights_sha256
 from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
 from simcse_st.publishing.verify import TOLERANCE, load_as_anyone, read_proof
+from simcse_st.recipe import GradedFile
 from simcse_st.records import SPLITS, Record
 from simcse_st.run import CARD, Run
 
@@ -87,7 +88,8 @@ def _folders(run: Run) -> list[Path]:
     recipe = run.recipe
     sources = [recipe.data.train, recipe.data.dev, recipe.data.test]
     names = [name for source in sources for name in (source if isinstance(source, list) else [source])]
-    files = [Path(resolve(name)).expanduser() for name in names if isinstance(name, str)]
+    named = [name.file if isinstance(name, GradedFile) else name for name in names]
+    files = [Path(resolve(name)).expanduser() for name in named if isinstance(name, str)]
     base = Path(resolve(recipe.model.base)).expanduser()
     return [*([base] if base.is_absolute() else []), *(file.parent for file in files if file.is_absolute())]
 

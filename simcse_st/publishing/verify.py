@@ -31,7 +31,7 @@ from simcse_st.publishing.hub import (
     local_file,
     remote_files,
 )
-from simcse_st.recipe import HubDataset, Reference
+from simcse_st.recipe import GradedReference, HubDataset
 from simcse_st.records import Push, Pushes
 from simcse_st.run import CARD, Run, open_run
 
@@ -82,7 +82,7 @@ def verify(
     *,
     revision: str | None = None,
     run: str | Path | None = None,
-    test: Reference | None = None,
+    test: GradedReference | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[Check]:
     """Fetches a published model anew and compares it with the hub's checksums, with its card and with the run.
@@ -112,7 +112,7 @@ def _verify(
     api: huggingface_hub.HfApi,
     revision: str | None,
     pushes: list[tuple[Run, Push]],
-    test: Reference | None,
+    test: GradedReference | None,
 ) -> Iterator[Check]:
     pairs = load_graded_pairs(test) if test is not None else None  # what cannot be read is known before all is fetched
     here = [(run, push) for run, push in pushes if push.revision == (revision or "main")]
@@ -288,7 +288,7 @@ def _is_test(result: EvalResult) -> bool:
     return result.metric_type == "spearman_cosine" and (result.dataset_args or {}).get("role") == "test"
 
 
-def _place_of(stated: EvalResult, run: Run | None) -> Reference:
+def _place_of(stated: EvalResult, run: Run | None) -> GradedReference:
     """Where the test pairs are: as the run's recipe says, or the card."""
     packaged = str((stated.dataset_args or {}).get("source", ""))
     if packaged.startswith(PACKAGE_SCHEME):

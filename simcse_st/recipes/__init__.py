@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
 from simcse_st.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -176,14 +180,17 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     """One line for the first thing that is wrong with a recipe."""
     # A misspelt key is also a missing one, and the first is what helps.
     errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    # Of a key that takes several types, the member that got furthest is the one that was meant: that of a part of the
-    # value, or of more than its type.
-    first = max(
-        errors,
-        key=lambda one: (one["loc"][:2] == errors[0]["loc"][:2], len(one["loc"]), not one["type"].endswith("_type")),
-    )
+    # Of a key that takes several types, the one that was meant has more right than its type, and the fewest faults.
+    faults = Counter(one["loc"][:3] for one in errors)
+
+    def nearness(one: ErrorDetails) -> tuple[bool, bool, int, int, bool]:
+        loc, is_type = one["loc"], one["type"].endswith("_type")
+        of_key = loc[:2] == errors[0]["loc"][:2]
+        return of_key, not is_type or len(loc) > 3, -faults[loc[:3]], len(loc), not is_type
+
+    first = max(errors, key=nearness)
     # Which member of a union was tried is no part of the key.
-    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|\])$", str(part))]
+    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|GradedFile|\])$", str(part))]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
     written = [name for name in origin if f"{key}.".startswith(f"{name}.")]
