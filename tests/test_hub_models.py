@@ -12,7 +12,7 @@ import pytest
 
 from helpers import hub_environment
 from hub import Hub
-from simcse_st import build_model
+from simcse_st import Recipe, build_model
 
 PROGRAM = """
 import json, sys
@@ -83,3 +83,38 @@ def test_a_stack_that_cannot_be_fetched_is_not_read_otherwise(
     assert fault.times < 99
     assert isinstance(message, str)
     assert "acme/full" in message
+
+
+TRAIN = """
+import sys
+from simcse_st import load_recipe, train
+
+recipe = load_recipe(sys.argv[1], [f"model.base={sys.argv[2]}", f"model.revision={sys.argv[3]}", "model.pooling=null"])
+run = train(recipe, sys.argv[4])
+print(run.results.base_model, run.results.stack, run.results.untrained, run.manifest.train.truncation.tokenizer)
+"""
+
+
+@pytest.mark.slow
+def test_a_base_of_the_hub_goes_on_as_it_is_saved(hub: Hub, tiny_base: Path, tiny_recipe: Recipe, tmp_path: Path):
+    for pooling in ("mean", "cls"):
+        build_model(tiny_base, pooling=pooling, device="cpu").save_pretrained(str(tmp_path / pooling))
+    first = hub.add_repo("model", "acme/full", files_of(tmp_path / "mean"))
+    hub.add_repo("model", "acme/full", files_of(tmp_path / "cls"))
+    hub.add_repo("model", "acme/bare", files_of(tiny_base))
+    (tmp_path / "mine.yaml").write_text(tiny_recipe.to_yaml())
+    for base, revision, mode in (
+        ("acme/full", first, "mean"),
+        ("acme/full", "null", "cls"),
+        ("acme/bare", "null", "cls"),
+    ):
+        folder = tmp_path / f"{base[5:]}-{mode}"
+        command = [sys.executable, "-c", TRAIN, str(tmp_path / "mine.yaml"), base, revision, str(folder)]
+        settings = hub_environment(hub, tmp_path / "home")
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        expected = f"{base} Transformer -> Pooling({mode}) -> Normalize None {base}"
+        assert done.stdout.splitlines()[-1] == expected
+        for path in (folder / "model").rglob("*"):
+            if path.suffix in (".json", ".md"):
+                assert str(tmp_path) not in path.read_text(), path
