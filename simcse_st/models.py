@@ -139,6 +139,8 @@ def build_model(base: str | Path | ModelSection, *, device: str | None = None, *
 
 def build_stack(section: ModelSection, device: str | None = None) -> Stack:
     """Makes the model that is trained, and says what of its base it changes; see :func:`build_model`."""
+    from sentence_transformers.util import get_device_name
+
     path = encoder_path(section.base)
     folder = Path(resolve(section.base)).expanduser()
     folder = folder if folder.is_dir() else fetch_model(section.base, section.revision)
@@ -153,7 +155,7 @@ def build_stack(section: ModelSection, device: str | None = None) -> Stack:
         _try_out(section, model)
         now = _readings(model)
     changes = [f"{key}: {now[key]}, saved as {was}" for key, was in before.items() if not is_bare and now[key] != was]
-    return Stack(model.to(device or model.get_device_name()), folder, [*mended, *changes], is_bare or not changes)
+    return Stack(model.to(device or get_device_name()), folder, [*mended, *changes], is_bare or not changes)
 
 
 def _load_base(section: ModelSection, folder: Path, is_bare: bool) -> SentenceTransformer:
@@ -274,12 +276,13 @@ def load_model(found: Located, device: str | None = None) -> SentenceTransformer
         if found.own_pooling:
             return build_model(found.folder, pooling=found.own_pooling, device=device)
         from sentence_transformers import SentenceTransformer
+        from sentence_transformers.util import get_device_name
 
         model = SentenceTransformer(str(found.folder), device="cpu", local_files_only=True)
         check_encoder(model, found.folder)
         for line in make_ready(model):
             logger.warning("model    %s: %s", found.name, line)
-        return model.to(device or model.get_device_name())
+        return model.to(device or get_device_name())
     except InputError as error:
         raise InputError(f"{found.name}: {error}") from error.__cause__
     except Exception as error:  # of many classes, all about what stands in the folder

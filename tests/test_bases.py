@@ -196,7 +196,7 @@ def test_prompts_are_used_by_training_dev_test_and_the_saved_model(
     preprocess = Transformer.preprocess
 
     def spied(self: Transformer, texts: list[str], prompt: str | None = None, **options: object) -> object:
-        if self.model.training:
+        if self.model.training and texts != ["find: "]:  # whose length may be asked for
             seen.extend([prompt or ""] * len(texts))
         return preprocess(self, texts, prompt=prompt, **options)
 

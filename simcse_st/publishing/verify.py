@@ -261,13 +261,14 @@ def load_as_anyone(copy: Path) -> tuple[SentenceTransformer | None, str]:
         return None, f"{foreign[0]} is no module of Sentence Transformers: it would need further code"
     quiet_bars()
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import get_device_name
 
     try:
         model = SentenceTransformer(str(copy), device="cpu", local_files_only=True)
         check_encoder(model, copy)
         if not takes(model, model.max_seq_length):
             return None, f"it cannot encode a text of the {model.max_seq_length} tokens that it admits"
-        model.to(model.get_device_name())
+        model.to(get_device_name())
     except Exception as error:  # of many classes, all about what stands in the folder
         return None, f"it does not load: {one_line(error)}"
     return model, ""
