@@ -71,7 +71,7 @@ def test_a_published_copy_that_is_not_proven_fails_the_push(hub: Hub, run: Path,
 @pytest.mark.parametrize(
     ("token", "repo_id", "fault", "code", "says"),
     [
-        ("hf_nobody_secret", "alice/m", None, 1, "the hub does not know the token (401)"),
+        ("hf_nobody_secret", "alice/m", None, 1, "the hub does not know the token (401"),
         ("hf_bob", "alice/m", None, 1, "to make one takes an owner of bob"),
         ("hf_alice_read", "alice/m", None, 1, "can only read"),
         ("hf_alice", "alice/m", {"action": "status", "path": "/preupload/", "status": 403, "times": 99, "error": "hf_alice"}, 1, "no right to that (403: (token))"),
