@@ -178,6 +178,8 @@ def _load_base(section: ModelSection, folder: Path, is_bare: bool) -> SentenceTr
     else:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True, **settings)
     check_encoder(model, folder)
+    if model.truncate_dim is not None:
+        raise InputError(f"{section.base!r} cuts its vectors to {model.truncate_dim} numbers, which is not supported")
     return model
 
 

@@ -85,6 +85,14 @@ def test_what_cannot_be_trained_is_one_line(tiny_recipe: Recipe, tmp_path: Path)
         assert not (tmp_path / "out").exists()
 
 
+def test_a_base_that_cuts_its_vectors_is_refused(tiny_base: Path, tmp_path: Path):
+    model = build_model(tiny_base, device="cpu")
+    model.truncate_dim = 8
+    model.save(str(tmp_path / "cut"))
+    with pytest.raises(InputError, match="cuts its vectors to 8 numbers, which is not supported"):
+        build_model(tmp_path / "cut", device="cpu")
+
+
 def test_a_tokenizer_that_cannot_pad_is_refused(tiny_base: Path):
     model = build_model(tiny_base, device="cpu")
     model.tokenizer.pad_token = model.tokenizer.eos_token = None

@@ -288,6 +288,10 @@ def test_truncation_counts_texts_and_tokens(tiny_recipe: Recipe, tiny_model, tmp
     counts = {"max_length": 6, "texts": 3, "texts_truncated": 2, "tokens": 23, "tokens_truncated": 6}
     assert facts
     assert facts.model_dump(exclude={"tokenizer"}) == {**counts, "unknown_tokens": 0, "texts_unknown": 0}
+    source = loaded(str(tmp_path / "t.jsonl"))
+    facts = facts_of_texts(recipe, source, {}, tiny_model.tokenizer, "xy ").truncation
+    assert facts
+    assert (facts.tokens, facts.texts_truncated, facts.tokens_truncated) == (29, 3, 11)
 
 
 def test_different_texts_are_counted_by_their_digests():

@@ -74,7 +74,8 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
     if limit > (longest := length_of(model) or limit):
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
-    facts = facts_of_texts(recipe, data, {"dev": dev, "test": test}, model.tokenizer)
+    prompt = model.prompts.get(model.default_prompt_name or "") or ""
+    facts = facts_of_texts(recipe, data, {"dev": dev, "test": test}, model.tokenizer, prompt)
     manifest = Manifest(
         train=facts.model_copy(update={"samples": samples}),
         dev=dev.facts,

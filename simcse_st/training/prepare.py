@@ -62,7 +62,8 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
         dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
         test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
         train = load_training_data(recipe.data)
-        facts = facts_of_texts(recipe, train, {"dev": dev, "test": test}, tokenizer_at_hand(recipe.model))
+        prompt = (recipe.model.prompts or {}).get(recipe.model.prompt or "", "")
+        facts = facts_of_texts(recipe, train, {"dev": dev, "test": test}, tokenizer_at_hand(recipe.model), prompt)
         manifest = PreparedManifest(
             train=facts,
             dev=dev.facts,
@@ -99,7 +100,7 @@ def check_data_places(recipe: Recipe) -> None:
 
 
 def facts_of_texts(
-    recipe: Recipe, data: TrainingData, graded: Mapping[Split, GradedPairs], tokenizer: Any | None
+    recipe: Recipe, data: TrainingData, graded: Mapping[Split, GradedPairs], tokenizer: Any | None, prompt: str = ""
 ) -> TrainFacts:
     """The facts about training data, with those that take a look at every text of it.
 
@@ -108,6 +109,7 @@ def facts_of_texts(
         data: Its training data.
         graded: Its dev and test pairs, which should not stand in them.
         tokenizer: The base's tokenizer, if it is at hand.
+        prompt: What stands before every text, whose tokens count too.
     """
     wanted = {text for pairs in graded.values() for side in (pairs.sentences1, pairs.sentences2) for text in side}
     pairs_of = {split: [*map(_pair, pairs.sentences1, pairs.sentences2)] for split, pairs in graded.items()}
@@ -128,7 +130,7 @@ def facts_of_texts(
             found_pairs.update({_pair(anchor, other) for other in row[1:]} & wanted_pairs)
         found.update(wanted.intersection(texts))
         if lengths:
-            lengths.add(texts)
+            lengths.add([prompt + text for text in texts])
     overlap = {}
     for split, pairs in graded.items():
         sentences = {*pairs.sentences1, *pairs.sentences2}
