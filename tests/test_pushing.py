@@ -51,6 +51,7 @@ FOREVER = {"times": 999}
 # What goes wrong; whether the same call gets over it by itself, or what it says.
 FAULTS = {
     "unknown token": ([fault("status", "/whoami", status=401, **FOREVER)], "the hub does not know the token (401: injected): log in"),
+    "another server": ([fault("status", "/whoami", status=200, json={"hello": "world"}, **FOREVER)], " gave an answer that is none of the hub's"),
     "whoami 503 once": ([fault("status", "/whoami")], None),
     "model 503 once": ([fault("status", "/api/models/alice/m$")], None),
     "metadata 503 once": ([fault("status", "/validate-yaml")], None),

@@ -88,13 +88,15 @@ def test_names_that_are_none(published: Publisher, run: Path):
         ({"action": "truncate", "path": "/lfs/", "bytes": 40_000}, ALL),
         ({"action": "reset", "path": "/lfs/", "times": 99}, "RunError: alice/m cannot be fetched: the connection to "),
         ({"action": "status", "path": "modules.json", "status": 403, "times": 99}, "RunError: alice/m cannot be fetched: "),
+        ({"action": "status", "path": "/revision/main", "status": 200, "json": "hello"}, "RunError: alice/m cannot be found: http://127.0.0.1"),
+        ({"action": "status", "path": "/tree/", "status": 200, "json": [{"type": "file"}]}, "RunError: alice/m cannot be fetched: http://127.0.0.1"),
         ({"action": "status", "path": "modules.json", "method": "GET", "status": 503}, ALL),
         ({"action": "status", "path": "/tree/", "status": 503}, ALL),
         ({"action": "status", "path": "/revision/main"}, ALL),
         ({"action": "hang", "path": "/revision/main", "seconds": 2.5}, ALL),
         ({"action": "hang", "path": "/lfs/", "seconds": 3.5}, ALL),
     ],
-    ids=["flipped", "flipped small", "cut", "cut and reset", "reset", "forbidden", "gone", "tree", "once", "hangs", "weights hang"],
+    ids=["flipped", "flipped small", "cut", "cut and reset", "reset", "forbidden", "a word", "half a file", "gone", "tree", "once", "hangs", "weights hang"],
 )  # fmt: skip
 def test_a_copy_that_comes_badly(fault: dict, outcome: Any, published: Publisher, run: Path):
     hangs = fault["action"] == "hang"

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import get_session, validate_repo_id
+from pydantic import ValidationError
 
 from simcse_st.errors import InputError, RunError
 
@@ -196,9 +198,18 @@ def in_one_line(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         by_the_hub = isinstance(error, (HTTPError, OSError, ValueError, RuntimeError)) or status_of(error) is not None
-        if not by_the_hub:  # but a fault of this program
+        if not (by_the_hub or _misread(error)):  # but a fault of this program
             raise
         raise RunError(f"{doing}: {_explain(innermost(error))}") from error
+
+
+def _misread(error: BaseException) -> bool:
+    """Whether the hub's client stumbled over an answer that is none of the hub's, such as a gateway's."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return isinstance(error, (json.JSONDecodeError, ValidationError)) or (
+        isinstance(error, (LookupError, TypeError, AttributeError, AssertionError))
+        and Path(huggingface_hub.__file__).parent in Path(frames[-1]).parents
+    )
 
 
 def _explain(error: BaseException) -> str:
@@ -226,6 +237,8 @@ def _explain(error: BaseException) -> str:
         return f"no answer from {constants.ENDPOINT} in time ({_short(error)}): {again}, or with a longer --timeout"
     if isinstance(error, (HTTPError, ConnectionError)) and not isinstance(error, HfHubHTTPError):
         return f"the connection to {constants.ENDPOINT} failed ({_short(error)}): {again}"
+    if _misread(error):
+        return f"{constants.ENDPOINT} gave an answer that is none of the hub's ({_short(error)}): is this the hub?"
     if status == 404:
         path: Any = "what was asked for"
         with contextlib.suppress(RuntimeError, AttributeError):  # an answer may have lost its question

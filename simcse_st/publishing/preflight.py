@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session, hf_raise_for_status
+from pydantic import BaseModel, Field
 
 from simcse_st.data.sources import resolve
 from simcse_st.data.sts import GradedPairs, load_graded_pairs
@@ -108,9 +109,9 @@ def find_target(api: HfApi, repo_id: str, branch: str, private: bool, create_pr:
     """Finds the repository, and whether this token may change it."""
     if not get_token():
         raise InputError("no token: log in with `hf auth login`, or set HF_TOKEN to one with write permission")
-    account = api.whoami()
-    if _role(account) == "read":
-        raise RunError(f"{repo_id}: the token of {account['name']} can only read: use one with write permission")
+    account = _Account.model_validate(api.whoami())
+    if account.auth.token.role == "read":
+        raise RunError(f"{repo_id}: the token of {account.name} can only read: use one with write permission")
     try:
         info = api.model_info(repo_id)
     except RepositoryNotFoundError:
@@ -136,17 +137,33 @@ def look(api: HfApi, target: Target) -> None:
     target.files = remote_files(api, target.repo_id, target.head)
 
 
-def _role(account: Mapping[str, Any]) -> str | None:
-    return ((account.get("auth") or {}).get("accessToken") or {}).get("role")
+class _AccessToken(BaseModel):
+    role: str | None = None
 
 
-def _check_may_create(account: Mapping[str, Any], repo_id: str) -> None:
+class _Auth(BaseModel):
+    token: _AccessToken = Field(default=_AccessToken(), alias="accessToken")
+
+
+class _Organisation(BaseModel):
+    name: str
+    role: str | None = Field(default=None, alias="roleInOrg")
+
+
+class _Account(BaseModel):
+    """What the hub says of the one whose token it is."""
+
+    name: str
+    auth: _Auth = _Auth()
+    orgs: list[_Organisation] = []
+
+
+def _check_may_create(account: _Account, repo_id: str) -> None:
     """Whether an account may make a repository there; of a fine-grained token, only the hub knows."""
-    writable = [org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read"]
-    owners = [account["name"], *writable]
+    owners = [account.name, *(org.name for org in account.orgs if org.role != "read")]
     if repo_id.partition("/")[0] not in owners:
         raise RunError(
-            f"{repo_id}: there is no such repository that {account['name']} may see, and to make one takes an owner of "
+            f"{repo_id}: there is no such repository that {account.name} may see, and to make one takes an owner of "
             f"{', '.join(owners)}"
         )
 
