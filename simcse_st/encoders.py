@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.data.sources import resolve
-from simcse_st.errors import InputError, one_line
+from simcse_st.errors import InputError, is_out_of_memory, one_line
 from simcse_st.recipe import ModelSection
 from simcse_st.run import Run
 
@@ -159,7 +159,9 @@ def takes(model: SentenceTransformer, length: int | None) -> bool:
     try:
         with torch.inference_mode():
             encoder.eval()(features)
-    except (IndexError, RuntimeError):
+    except (IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         return False
     return True
 

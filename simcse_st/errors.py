@@ -51,3 +51,11 @@ def listed(names: Iterable[object], limit: int = 12) -> str:
 def one_line(error: BaseException) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no more memory: a class of its own on a GPU only, elsewhere words alone."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )

@@ -6,6 +6,7 @@ arguments by a :class:`LossSection`. How a recipe is read from YAML stands in :m
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -249,21 +250,29 @@ class LossSection(Section):
         return self
 
 
+# Transformers' own, but for one that goes by a metric of an evaluation that is the trainer's.
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+]  # fmt: skip
+
+
 class TrainingSection(Section):
     """How long and how fast."""
 
     batch_size: int = Field(default=128, gt=1)
     """Rows of a batch, over all devices together: an anchor sees the other rows' positives and all hard negatives."""
-    epochs: int = Field(default=3, gt=0)
-    """Passes over the data."""
+    epochs: float = Field(default=3, gt=0)
+    """Passes over the data, also part of one."""
     max_steps: int | None = Field(default=None, gt=0)
     """Ends training after so many steps, whatever ``epochs`` says."""
     learning_rate: float = Field(default=5e-5, gt=0)
     """Of AdamW, at its highest."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate ends."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from zero."""
+    schedule: Schedule = "linear"
+    """How the learning rate ends, by transformers' names; what some of them take beside it stands in ``args``, e.g.
+    ``{lr_scheduler_kwargs: {min_lr: 1e-6}}``."""
+    warmup_steps: float = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from zero; below 1, their share of all steps."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
     max_grad_norm: float | None = Field(default=None, gt=0)
@@ -287,6 +296,25 @@ class TrainingSection(Section):
     newest one stays."""
     early_steps: int | None = Field(default=10, gt=0)
     """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
+    patience: int | None = Field(default=None, gt=0)
+    """Ends training after so many dev scores without a better one; the schedule stays that of all steps. null does
+    not."""
+    report_to: list[_Name] = []
+    """Where losses and dev's metrics are shown as they come: ``tensorboard``, ``wandb``, ``trackio`` and whatever else
+    transformers knows."""
+    args: dict[str, Any] = {}
+    """Any other argument of ``SentenceTransformerTrainingArguments``, e.g. ``{optim: adafactor, run_name: third}``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.warmup_steps >= 1 and self.warmup_steps % 1:
+            raise ValueError(f"warmup_steps is a number of steps, or a share below 1, not {self.warmup_steps}")
+        return self
+
+    def steps(self, rows: int) -> tuple[int, int]:
+        """The steps of training on so many rows, and those of its warm-up, counted as the trainer does."""
+        total = self.max_steps or math.ceil(self.epochs * (rows // self.batch_size))
+        return total, math.ceil(total * self.warmup_steps) if self.warmup_steps < 1 else int(self.warmup_steps)
 
 
 class CardSection(Section):

@@ -245,6 +245,8 @@ class Results(Record):
     recipe: str
     best_step: int
     total_steps: int
+    planned_steps: int | None = None
+    """Those that its schedule was for, where patience ended training before."""
     base: dict[Split, float]
     """Spearman x100 of the base: as it is saved or, of a bare encoder, as the recipe reads it."""
     untrained: dict[Split, float] | None = None

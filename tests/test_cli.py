@@ -168,7 +168,7 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
         ),
         (
             ["train", "--set", "training.epochs=x"],
-            "--set: training.epochs: should be a valid integer, not the text 'x'",
+            "--set: training.epochs: should be a valid number, not the text 'x'",
         ),
         (["train", "--set", "training.precision=fp16"], "training.precision is fp16, which needs a GPU"),
         (["train", "--output", "mine"], "mine exists already"),

@@ -77,8 +77,8 @@ def test_every_key_is_documented():
         ("data.train={dataset: a, splt: b}", "--set: unknown key 'data.train.splt': did you mean 'data.train.split'?"),
         ("seed=abc", "--set: seed: should be a valid integer, not the text 'abc'"),
         ("seed=1.5", "--set: seed: should be a valid integer, not the number 1.5"),
-        ("training.epochs=true", "--set: training.epochs: should be a valid integer, not true/false True"),
-        ("training.epochs=no", "--set: training.epochs: should be a valid integer, not the text 'no'"),
+        ("training.epochs=true", "--set: training.epochs: should be a valid number, not true/false True"),
+        ("training.epochs=no", "--set: training.epochs: should be a valid number, not the text 'no'"),
         (
             "loss.temperature=0",
             "--set: loss.temperature: should be greater than or equal to 0.000001, not the number 0",

@@ -18,6 +18,8 @@ def run_table(results: Results) -> Table:
     rows = [[name, *(f"{of[split]:.2f}" for split in SPLITS)] for name, of in [*scores, ("after", after)]]
     rows.append(["change", *(f"{after[split] - results.base[split]:+.2f}" for split in SPLITS)])
     title = f"Spearman x100, weights of step {results.best_step} of {results.total_steps}"
+    if results.planned_steps:
+        title += f" ({results.planned_steps} were planned)"
     return Table(title, ["", *(f"{split} ({results.split(split).pairs:,} pairs)" for split in SPLITS)], rows)
 
 

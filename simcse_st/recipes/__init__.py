@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -32,7 +32,11 @@ def shipped_recipes() -> dict[str, str]:
 
 
 def load_recipe(
-    name: str | Path, overrides: Iterable[str] = (), *, base: str | None = None, data: str | None = None
+    name: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    base: str | None = None,
+    data: str | None = None,
 ) -> Recipe:
     """Loads a shipped recipe by its name, or any recipe by its path.
 
@@ -40,7 +44,8 @@ def load_recipe(
 
     Args:
         name: ``"snli-sup"`` or ``"path/to/recipe.yaml"``.
-        overrides: ``"key=value"`` with dotted keys; the value is read as YAML, e.g. ``"data.sample={rows: 1000}"``.
+        overrides: ``"key=value"`` with dotted keys, whose values are read as YAML, e.g.
+            ``"data.sample={rows: 1000}"``; or a mapping of such keys to values, e.g. ``{"training.epochs": 1}``.
         base: Short for ``model.base``; drops what the recipe says of its own base: checksum, revision, licence.
         data: Short for ``data.train``; drops what the recipe says of its own data: sample, language, licence.
 
@@ -52,24 +57,25 @@ def load_recipe(
     """
     where, values, origin = _load(str(name))
     values.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(name)).stem).strip("._-") or "run")
-    overrides = list(overrides)
-    for override in [*_short(base, data, overrides), *overrides]:
-        origin[_apply(values, override)] = "--set"
+    given = overrides if isinstance(overrides, Mapping) else dict(map(_parse_override, overrides))
+    for key, value in {**_short(base, data, given), **given}.items():
+        _apply(values, key, str(value) if isinstance(value, Path) else value)
+        origin[key] = "--set"
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise InputError(_describe(error, origin, where)) from None
 
 
-def _short(base: str | None, data: str | None, overrides: list[str]) -> list[str]:
-    """The overrides that ``base`` and ``data`` are short for. JSON is YAML that leaves no name to be misread."""
-    short = []
+def _short(base: str | None, data: str | None, overrides: Iterable[str]) -> dict[str, Any]:
+    """The overrides that ``base`` and ``data`` are short for."""
+    short: dict[str, Any] = {}
     if base is not None:
-        short += [f"model.base={json.dumps(base)}", "model.sha256=null", "model.revision=null", "card.base_model=null"]
+        short |= {"model.base": base, "model.sha256": None, "model.revision": None, "card.base_model": None}
     if data is not None:
-        short += [f"data.train={json.dumps(data)}", "data.sample=null", "card.language=[]"]
-    if short or any(override.startswith(("model.base", "data.train")) for override in overrides):
-        short.append("card.license=null")  # which is about the recipe's own base and data
+        short |= {"data.train": data, "data.sample": None, "card.language": []}
+    if short or any(key.startswith(("model.base", "data.train")) for key in overrides):
+        short["card.license"] = None  # which is about the recipe's own base and data
     return short
 
 
@@ -150,12 +156,17 @@ def _parse(text: str, where: str) -> Any:
         raise InputError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _apply(values: dict[str, Any], override: str) -> str:
-    """Writes one ``key=value`` into the nested values; returns its key."""
+def _parse_override(override: str) -> tuple[str, Any]:
+    """The key and the value of one ``key=value``."""
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not all(key.split(".")):
         raise InputError(f"--set {override!r}: write it as key=value, e.g. --set loss.temperature=0.1")
+    return key, _parse(text, f"--set {key}")
+
+
+def _apply(values: dict[str, Any], key: str, value: Any) -> None:
+    """Writes one value into the nested ones; of a whole section, as a recipe that extends another does."""
     *sections, last = key.split(".")
     section: Any = values
     for part in sections:
@@ -165,8 +176,8 @@ def _apply(values: dict[str, Any], override: str) -> str:
         if not isinstance(section, dict):
             # `data.train.split=x` over a plain `data.train: name`: say so instead of failing in a library.
             raise InputError(f"--set {key}: {part!r} holds {section!r} here, which has no keys of its own")
-    section[last] = _parse(text, f"--set {key}")
-    return key
+    whole = not sections and isinstance(value, dict) and isinstance(section.get(last), dict)
+    section[last] = {**section[last], **value} if whole else value
 
 
 def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:

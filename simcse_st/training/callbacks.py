@@ -44,6 +44,15 @@ class BestState(Record):
     """How much of the history was written."""
 
 
+def any_process(flag: bool, args: TrainingArguments) -> bool:
+    """Whether it is so in one of the processes that train together; each of them must ask."""
+    if get_world_size() == 1:
+        return flag
+    flags = torch.tensor([int(flag)], device=args.device)
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+    return bool(flags.item())
+
+
 class STSCallback(TrainerCallback):
     """Scores a model every so many steps and at the end, and keeps the best weights on disk.
 
@@ -61,6 +70,8 @@ class STSCallback(TrainerCallback):
         step_facts: Gives what else to write beside a logged loss.
         early_steps: In the first 100 steps, where geometry changes most, metrics are also written every so many steps;
             these choose nothing.
+        patience: Ends training after so many scores without a better one.
+        log: Is told each score as ``{"eval_METRIC": value}``, e.g. the trainer's ``log``; set it when there is one.
 
     Attributes:
         base_metrics: The metrics before training.
@@ -87,6 +98,8 @@ class STSCallback(TrainerCallback):
         history: str | Path | None = None,
         step_facts: Callable[[], dict[str, Any]] | None = None,
         early_steps: int | None = None,
+        patience: int | None = None,
+        log: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
         if eval_steps < 1:
             raise ValueError(f"eval_steps must be at least 1, not {eval_steps}")
@@ -97,6 +110,8 @@ class STSCallback(TrainerCallback):
         self.history = Path(history) if history else None
         self.step_facts = step_facts or dict
         self.early_steps = early_steps
+        self.patience = patience
+        self.log = log
         self.base_metrics = base_metrics or {}
         self.baseline = baseline
         self.best_step: int | None = None
@@ -121,7 +136,7 @@ class STSCallback(TrainerCallback):
                 self.base_metrics = self.base_metrics or self.evaluator(kwargs["model"])
                 if self.metric not in self.base_metrics:
                     raise InputError(f"no metric {self.metric!r}: {nearest(self.metric, self.base_metrics)}")
-                self._write(step=0, dev=self.base_metrics)
+                self._tell(0, "dev", self.base_metrics)
         self.seconds += time.perf_counter() - begin
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -158,7 +173,15 @@ class STSCallback(TrainerCallback):
                 elif scores:
                     self._score(kwargs["model"], state.global_step, "early")
             self._due = self._early = False
+            if self.patience and any_process(self.is_out_of_patience(state.global_step), args):
+                control.should_training_stop = control.should_save = True
             self.seconds += time.perf_counter() - begin
+
+    def is_out_of_patience(self, step: int) -> bool:
+        """Whether training ends after a step; of several processes the first one knows."""
+        if self.patience is None or self.best_step is None:
+            return False
+        return step - self.best_step >= self.patience * self.eval_steps
 
     def _keep_if_best(self, model: SentenceTransformer, state: TrainerState, loss: float) -> None:
         metrics = self._score(model, state.global_step)
@@ -184,8 +207,13 @@ class STSCallback(TrainerCallback):
             raise RunError(f"step {step}: {error}") from error
         if not math.isfinite(metrics[self.metric]):
             raise RunError(f"{self.metric} is {metrics[self.metric]} at step {step}: are all embeddings the same?")
-        self._write(step=step, **{key: metrics})
+        self._tell(step, key, metrics)
         return metrics
+
+    def _tell(self, step: int, key: str, metrics: dict[str, float]) -> None:
+        self._write(step=step, **{key: metrics})
+        if self.log:
+            self.log({f"eval_{name}": value for name, value in metrics.items()})
 
     def state(self) -> BestState:
         """What :meth:`restore` takes: the best so far."""

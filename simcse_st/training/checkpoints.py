@@ -25,7 +25,7 @@ from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.records import Environment, Manifest, Record
 from simcse_st.run import Run, flush, read_record, write_text
 from simcse_st.training.batch import BatchCounter
-from simcse_st.training.callbacks import BestState, STSCallback
+from simcse_st.training.callbacks import BestState, STSCallback, any_process
 
 logger = logging.getLogger(__name__)
 
@@ -195,12 +195,7 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Asks for a checkpoint when one is due, or when the run is to stop."""
         self.train_seconds += self._since_mark()
-        stop = self.stop
-        if get_world_size() > 1:  # a signal does not reach all processes within the same step
-            flag = torch.tensor([int(stop)], device=args.device)
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-            stop = bool(flag.item())
-        self.stop = stop
+        self.stop = stop = any_process(self.stop, args)  # a signal does not reach all within the same step
         if stop:
             control.should_training_stop = True
         control.should_save = stop or state.global_step % self.steps == 0 or state.global_step >= state.max_steps

@@ -164,8 +164,14 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
         batch, batch - 1 + hard, batch - 1, hard,
     )  # fmt: skip
-    steps = recipe.training.max_steps or recipe.training.epochs * (len(inputs.data) // batch)
-    if (warmup := recipe.training.warmup_steps) >= steps:
+    steps, warmup = recipe.training.steps(len(inputs.data))
+    if warmup >= steps:
         logger.warning("warm-up  its %d steps are not over when the run ends, after %d", warmup, steps)
+    if patience := recipe.training.patience:
+        logger.info(
+            "patience ends after %d dev scores without a better one; the schedule stays that of %d steps",
+            patience,
+            steps,
+        )
     if recipe.data.kind == "sentences":
         logger.info("hint     a loss near zero and an early best step are normal here: two views are easily matched")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.util.distributed import distributed_evaluation
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.card import render_card
-from simcse_st.errors import InputError, RunError
+from simcse_st.errors import InputError, RunError, is_out_of_memory
 from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.identity import weights_sha256
@@ -24,6 +25,7 @@ from simcse_st.models import Located, load_model
 from simcse_st.recipe import Recipe
 from simcse_st.records import SPLITS, Results, Split, SplitScores
 from simcse_st.run import CARD, Run, file_sha256
+from simcse_st.training.arguments import trackers, training_arguments
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
 from simcse_st.training.checkpoints import CheckpointCallback, checkpoint_to_resume, disk_errors, stoppable
@@ -33,21 +35,30 @@ from simcse_st.training.loss import SimCSELoss
 
 logger = logging.getLogger(__name__)
 
-# Transformers 5.24 renamed it, and warns of the old name.
-_RECOMPUTING = next(
-    name
-    for name in ("activation_checkpointing", "gradient_checkpointing")
-    if name in SentenceTransformerTrainingArguments.__dataclass_fields__
-)
-
 
 def run_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
     """Runs a recipe in a folder that this process holds; see :func:`~simcse_st.training.train.train`."""
     run = Run(folder)
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
-    with disk_errors(folder):
+    with disk_errors(folder), _memory_errors(recipe):
         _run_recipe(recipe, run, process, resume=resume)
     process.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def _memory_errors(recipe: Recipe) -> Iterator[None]:
+    """Says in one line what to do about memory that is too small."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        cached = recipe.loss.mini_batch_num_tokens or recipe.loss.mini_batch_size
+        remedy = "lower it" if cached else "4096, say, computes the same batch part by part"
+        raise RunError(
+            f"out of memory with training.batch_size {recipe.training.batch_size}: set loss.mini_batch_num_tokens "
+            f"({remedy}), or take a smaller batch"
+        ) from error
 
 
 def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool) -> None:
@@ -71,6 +82,9 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         base = _score(inputs, saved, dev, test, "the base as saved")
         del saved
 
+    args = training_arguments(recipe, inputs, loss, run.checkpoints, process.num_processes)
+    reporting = trackers(recipe.training.report_to, run.folder)
+
     # Nothing has been written so far; what fails from here on is a failed run.
     process.wait_for_everyone()  # all have looked for a checkpoint
     if process.is_main_process and checkpoint is None:
@@ -87,11 +101,12 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
         history=run.history_path,
         early_steps=recipe.training.early_steps,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
+        patience=recipe.training.patience,
     )
     if checkpoint:
         checkpoint.restore(best)
     saver = CheckpointCallback(recipe.training.save_steps or recipe.training.eval_steps, best, loss.seen, checkpoint)
-    total_steps = _fit(recipe, inputs, loss, saver, _arguments(recipe, inputs, run.checkpoints, process.num_processes))
+    total_steps = _fit(recipe, inputs, loss, saver, args, reporting)
     if process.is_main_process:
         model = _keep(best, run, str(process.device))
         scores = [{split: metrics["spearman"] for split, metrics in one.items()} for one in (base, before)]
@@ -133,10 +148,12 @@ def _record(
     assert best.best_step is not None
     assert measured.tasks.test
     test = measured.tasks.test
+    planned, _ = recipe.training.steps(len(inputs.data))
     results = Results(
         recipe=recipe.name,
         best_step=best.best_step,
         total_steps=total_steps,
+        planned_steps=planned if total_steps < planned else None,
         base=before[0],
         untrained=None if inputs.stack.is_base else before[1],
         dev=SplitScores(**best.best_metrics, pairs=len(inputs.dev)),
@@ -199,50 +216,13 @@ def _masked_cells(loss: SimCSELoss) -> Callable[[], dict[str, int]]:
     return facts
 
 
-def _arguments(recipe: Recipe, inputs: Inputs, checkpoints: Path, devices: int) -> SentenceTransformerTrainingArguments:
-    settings = recipe.training
-    schedule: str = settings.schedule
-    if schedule == "constant" and settings.warmup_steps:
-        schedule = "constant_with_warmup"  # transformers' name for it; its plain "constant" ignores the warm-up
-    recomputing: dict[str, Any] = {_RECOMPUTING: True} if settings.gradient_checkpointing else {}
-    return SentenceTransformerTrainingArguments(
-        output_dir=str(checkpoints),
-        per_device_train_batch_size=settings.batch_size // devices,
-        num_train_epochs=settings.epochs,
-        max_steps=settings.max_steps or -1,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=schedule,
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm or 0.0,
-        fp16=inputs.environment.precision == "fp16",
-        bf16=inputs.environment.precision == "bf16",
-        use_cpu=inputs.model.device.type == "cpu",
-        torch_compile=settings.torch_compile,
-        # A GPU would wait for its next batch; on a CPU another process would take from training what it gives.
-        dataloader_num_workers=_workers(settings.workers, inputs.model.device.type),
-        seed=recipe.seed,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=inputs.model.device.type == "cuda",
-        # Every step's own loss, and the true one: by default a NaN is replaced by the mean of the losses before it.
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        report_to="none",
-        **recomputing,
-    )
-
-
-def _workers(wanted: int | None, device: str) -> int:
-    return int(device == "cuda") if wanted is None else wanted
-
-
 def _fit(
     recipe: Recipe,
     inputs: Inputs,
     loss: SimCSELoss,
     saver: CheckpointCallback,
     args: SentenceTransformerTrainingArguments,
+    reporting: list[TrainerCallback],
 ) -> int:
     """Trains; returns the number of steps.
 
@@ -251,8 +231,10 @@ def _fit(
         KeyboardInterrupt: The run was stopped.
     """
     checkpoint = saver.resumed
-    if checkpoint and checkpoint.record.step >= checkpoint.record.total_steps:
-        return checkpoint.record.total_steps
+    if checkpoint and (done := checkpoint.record.step) >= checkpoint.record.total_steps:
+        return done
+    if checkpoint and saver.best.is_out_of_patience(done):
+        return done
     own = loss.own_parameters()
     # What the trainer saves with a checkpoint asks the hub for nothing.
     inputs.model.model_card_data.local_files_only = True
@@ -268,10 +250,12 @@ def _fit(
             prompts=inputs.model.prompts.get(inputs.model.default_prompt_name or ""),
             shared_dropout_mask=recipe.model.shared_dropout_mask,
         ),
-        callbacks=[saver.best, *([LossCallback(own)] if own else []), saver],
+        callbacks=[*reporting, saver.best, *([LossCallback(own)] if own else []), saver],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(LossProgress)
+    if reporting:
+        saver.best.log = trainer.log
     with stoppable(saver, Path(str(args.output_dir)).parent):
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return trainer.state.global_step
