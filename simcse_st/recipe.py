@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
 from simcse_st.errors import InputError
@@ -48,6 +49,30 @@ class HubDataset(Section):
         return self
 
 
+GIVEN = "given to train()"
+
+
+class Given:
+    """Rows that a program hands over in the place of a file's name; a recipe's YAML can only say that they were.
+
+    Args:
+        rows: A ``datasets.Dataset`` (also streaming), an iterable of mappings of columns to values, a mapping of
+            columns to lists, or a tuple of lists.
+        columns: Of a tuple: the names of its columns.
+    """
+
+    def __init__(self, rows: Any, columns: tuple[str, ...] = ("anchor", "positive", "negative")) -> None:
+        self.rows, self.columns = rows, columns
+
+    def __str__(self) -> str:
+        return GIVEN
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        as_text = core_schema.to_string_ser_schema(when_used="json")
+        return core_schema.is_instance_schema(cls, serialization=as_text)
+
+
 _Name = Annotated[str, Field(min_length=1)]
 
 
@@ -80,7 +105,7 @@ class GradedFile(Section):
 
 
 Reference = _Name | HubDataset
-GradedReference = Reference | GradedFile
+GradedReference = Reference | GradedFile | Given
 Column = _Name | Annotated[int, Field(gt=0)]
 
 
@@ -181,7 +206,7 @@ class ModelSection(Section):
 class DataSection(Section):
     """What it is trained and measured on. Paths are relative to the working directory."""
 
-    train: Reference | Annotated[list[_Name], Field(min_length=1)]
+    train: Reference | Given | Annotated[list[_Name], Field(min_length=1)]
     """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
     (one sentence a line): a JSON Lines, CSV, TSV, Parquet or text file (also .gz), a pattern such as ``data/*.csv``, a
     list of these, a hub data set, or ``package:NAME/PATH``."""

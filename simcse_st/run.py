@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from simcse_st.console import first_process, quiet_bars
 from simcse_st.errors import InputError, RunError, one_line
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import GIVEN, GradedFile, GradedReference, Recipe
 from simcse_st.recipes import load_recipe
-from simcse_st.records import Environment, HistoryEntry, Manifest, Push, Pushes, Record, Results
+from simcse_st.records import Environment, HistoryEntry, Manifest, Push, Pushes, Record, Results, Split
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ _LOCK, _HOLDER = ".lock", ".lock-holder"
 # not look like a finished run.
 _LEFT = (
     "results.json", "manifest.json", "environment.json", HISTORY, EVALUATION, "push.json",
-    "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
+    "given-dev.jsonl", "given-test.jsonl", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
 )  # fmt: skip
 _PACKAGES = (
     "simcse-st", "sentence-transformers", "transformers", "torch", "datasets", "huggingface_hub", "scipy", "numpy",
@@ -108,6 +108,14 @@ class Run:
     def results(self) -> Results:
         """The scores."""
         return self.read(Results)
+
+    def graded(self, split: Split) -> GradedReference:
+        """Where the graded pairs of dev or test are: where the recipe says, or kept here if a program gave them."""
+        reference: GradedReference = getattr(self.recipe.data, split)
+        if str(reference) != GIVEN:
+            return reference
+        facts = self.manifest.graded(split)
+        return GradedFile(file=str(self.folder / f"given-{split}.jsonl"), scale=[facts.lowest, facts.scale])
 
     def history(self) -> list[HistoryEntry]:
         """Every loss and every score, in their order."""

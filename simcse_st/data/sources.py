@@ -6,19 +6,19 @@ import glob
 import importlib.util
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import huggingface_hub  # which imports its parts as they are used
 
 from simcse_st.console import progress
-from simcse_st.data.columns import Row, Rows
+from simcse_st.data.columns import Row, RowError, Rows
 from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, file_format, name_classes, read_file
-from simcse_st.errors import InputError, listed, one_line
-from simcse_st.recipe import HubDataset
+from simcse_st.errors import InputError, excerpt, listed, one_line
+from simcse_st.recipe import GIVEN, Given, HubDataset
 from simcse_st.records import InputFile, Source
 from simcse_st.run import file_sha256
 
@@ -52,16 +52,18 @@ def resolve(reference: str) -> str:
 
 
 def find_source(
-    reference: str | Path | list[str] | HubDataset, split: str, quotes: Quotes = None
-) -> FileSource | HubSource:
+    reference: str | Path | list[str] | HubDataset | Given, split: str, quotes: Quotes = None
+) -> FileSource | HubSource | GivenSource:
     """What a key of a recipe names, once its files are there; the Hub is not asked yet.
 
     Args:
         reference: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), a list of both,
-            ``package:NAME/PATH``, or a dataset on the Hub.
+            ``package:NAME/PATH``, a dataset on the Hub, or rows that a program hands over.
         split: The split of a Hub dataset that names none.
         quotes: Of TSVs whose fields stand in quotes: what these are.
     """
+    if isinstance(reference, Given):
+        return GivenSource(reference)
     if isinstance(reference, HubDataset):
         return HubSource(reference, reference.split or split, quotes)
     if isinstance(reference, (str, Path)):
@@ -129,8 +131,6 @@ class HubSource:
             yield name, read_file(path, name, header=header, quotes=self.quotes)
 
     def _rows(self) -> Iterator[Row]:
-        import datasets  # seconds to import, and files do not need it
-
         try:
             builder = _builder(self)
             if self.reference.streaming:
@@ -138,13 +138,8 @@ class HubSource:
             else:
                 builder.download_and_prepare()
                 split = builder.as_dataset(self.split)
-            features = split.features or {}
-            classes = {n: kind.names for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
             total = None if self.reference.streaming else len(split)
-            tables = split.with_format("arrow").iter(batch_size=1000)
-            rows = (cells for table in tables for cells in table.to_pylist())
-            for number, cells in enumerate(progress(f"reading {self.name}", total, rows)):
-                name_classes(cells, classes)
+            for number, cells in enumerate(progress(f"reading {self.name}", total, _cells(split))):
                 yield Row(f"{self.name} row ", number, cells)
         except Exception as error:
             _fail(self, error)
@@ -160,6 +155,63 @@ class HubSource:
         base = str(builder.base_path or "")
         commit = base.rpartition("@")[2].partition("/")[0] if base.startswith("hf://") else builder.hash
         return [Source(dataset=name, config=builder.config.name, split=self.split, revision=commit, rows=number)]
+
+
+@dataclass(frozen=True)
+class GivenSource:
+    """Rows that a program hands over."""
+
+    given: Given
+    name: str = GIVEN
+
+    def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
+        """The rows, in one table."""
+        yield self.name, self._rows()
+
+    def _rows(self) -> Iterator[Row | RowError]:
+        for number, cells in enumerate(self._cells()):
+            row = Row(f"{self.name}, row ", number, cells)
+            if isinstance(cells, Mapping) and all(isinstance(name, str) for name in cells):
+                yield row
+            else:
+                yield RowError(f"{row.where}: must be a mapping of columns to values, not {excerpt(cells)}")
+
+    def _cells(self) -> Iterator[Any]:
+        rows = self.given.rows
+        if isinstance(rows, tuple):
+            rows = dict(zip(self.given.columns, rows, strict=False))
+            if len(rows) < len(self.given.rows):
+                raise InputError(f"{self.name}: a tuple has the lists {listed(self.given.columns)}, and no more")
+        if hasattr(rows, "with_format") and hasattr(rows, "features"):  # a datasets.Dataset or IterableDataset
+            yield from _cells(rows)
+        elif isinstance(rows, Mapping):
+            try:
+                lengths = {name: len(column) for name, column in rows.items()}
+            except TypeError:
+                raise InputError(f"{self.name}: every column must be a list") from None
+            if len(set(lengths.values())) > 1 or any(isinstance(column, str) for column in rows.values()):
+                raise InputError(f"{self.name}: its columns must be lists of the same length, not {lengths}")
+            yield from (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True))
+        elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes)):
+            yield from rows
+        else:
+            raise InputError(f"{self.name}: must be a data set, rows or columns, not {excerpt(rows)}")
+
+    def records(self, rows: Sequence[int | None] = ()) -> list[Source]:
+        """What a manifest can say of it: the number of rows."""
+        return [Source(file=self.name, rows=sum(filter(None, rows)) if rows else None)]
+
+
+def _cells(split: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a ``Dataset`` or ``IterableDataset``, class labels by their names."""
+    import datasets
+
+    features = split.features or {}
+    classes = {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+    for table in split.with_format("arrow").iter(batch_size=1000):
+        for cells in table.to_pylist():
+            name_classes(cells, classes)
+            yield cells
 
 
 @lru_cache(maxsize=16)

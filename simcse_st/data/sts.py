@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os.path
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from simcse_st.data.columns import Row, RowError, Rows, sentence
 from simcse_st.data.files import DELIMITED, Quotes, digest_of, file_format, read_file, read_lines, split_quoted
 from simcse_st.data.sources import FileSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import GradedFile, GradedReference, HubDataset
+from simcse_st.recipe import Given, GradedFile, GradedReference, HubDataset
 from simcse_st.records import GradedFacts, Source
 
 Graded = tuple[str, str, float]
@@ -48,6 +49,12 @@ class GradedPairs:
         """The number of pairs."""
         return len(self.scores)
 
+    def write(self, path: Path) -> None:
+        """Writes the pairs as JSON Lines, which are read back as the same pairs."""
+        rows = zip(self.sentences1, self.sentences2, self.scores, strict=True)
+        lines = [json.dumps(dict(zip(_NAMES[0], row, strict=True)), ensure_ascii=False) + "\n" for row in rows]
+        path.write_text("".join(lines), encoding="utf-8")
+
     def paraphrases(self) -> list[bool]:
         """Which pairs mean the same: gold at least 4 of 5 (as Wang & Isola 2020 and the paper take them)."""
         return [gold >= PARAPHRASE for gold in self.gold_of_5()]
@@ -70,7 +77,7 @@ def check_graded_pairs(reference: GradedReference | Path, split: str) -> None:
 
 def _folder(reference: GradedReference | Path) -> Path | None:
     """The folder of this disk that a reference names, as SentEval's years are."""
-    if isinstance(reference, (HubDataset, GradedFile)):
+    if isinstance(reference, (HubDataset, GradedFile, Given)):
         return None
     path = Path(resolve(str(reference))).expanduser()
     return path if os.path.isdir(path) else None

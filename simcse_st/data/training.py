@@ -29,7 +29,7 @@ from simcse_st.data.columns import (
     by_number,
 )
 from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
-from simcse_st.data.sources import FileSource, HubSource, find_source
+from simcse_st.data.sources import FileSource, GivenSource, HubSource, find_source
 from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection, Expect, HubDataset, NLISection
 from simcse_st.records import TrainFacts
@@ -174,7 +174,7 @@ class _Counts:
     texts: int = 0
 
 
-def _read(source: FileSource | HubSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
+def _read(source: FileSource | HubSource | GivenSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
     """Reads the rows that can be used, once, and counts the others."""
     seen: set[str] = set()
     columns: Roles | None = None
@@ -338,7 +338,7 @@ def _check_expected(data: DataSection, expect: Expect, facts: TrainFacts) -> Non
     reference = data.train
     if isinstance(reference, list):
         raise InputError("data.expect is about one source, but data.train is a list: join the files, or leave it out")
-    name = reference.dataset if isinstance(reference, HubDataset) else reference
+    name = reference.dataset if isinstance(reference, HubDataset) else str(reference)
     if os.path.normpath(expect.source) not in (os.path.normpath(name), Path(name).name):
         logger.warning("expect   is about %s, so nothing is expected of %s", expect.source, name)
         return

@@ -16,7 +16,7 @@ from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluatio
 from simcse_st.identity import describe_model
 from simcse_st.models import Located, load_model, locate_here, locate_model
 from simcse_st.recipe import GradedReference, HubDataset
-from simcse_st.records import SPLITS
+from simcse_st.records import SPLITS, Split
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
 
 if TYPE_CHECKING:
@@ -210,12 +210,12 @@ def _in_senteval(folder: str | Path, inside: str) -> Path:
     raise InputError(f"--senteval: {root} has no {inside}, nor has downstream or downstream/STS in it")
 
 
-def _of_runs(found: Sequence[Located], split: str) -> GradedReference:
+def _of_runs(found: Sequence[Located], split: Split) -> GradedReference:
     """Where the run folders among these have their pairs from, which must be one place; without any, STS-B."""
     places: dict[str, tuple[GradedReference, Path]] = {}
     for model in found:
         if model.run:
-            reference = getattr(model.run.recipe.data, split)
+            reference = model.run.graded(split)
             key = os.path.normpath(reference) if isinstance(reference, str) else str(reference)
             places.setdefault(key, (reference, model.run.folder))
     if len(places) > 1:

@@ -199,7 +199,7 @@ def load_pairs(run: Run) -> dict[str, GradedPairs]:
     """The run's dev and test pairs, which must be those that it was measured on."""
     pairs: dict[str, GradedPairs] = {}
     for split, of_hub in zip(SPLITS, ("validation", "test"), strict=True):
-        pairs[split] = load_graded_pairs(getattr(run.recipe.data, split), of_hub, run.recipe.data.quotes)
+        pairs[split] = load_graded_pairs(run.graded(split), of_hub, run.recipe.data.quotes)
         if pairs[split].facts.pairs_sha256 != run.manifest.graded(split).pairs_sha256:
             raise InputError(
                 f"data.{split}: these {len(pairs[split]):,} pairs are not those that the run was measured on"

@@ -295,7 +295,7 @@ def _place_of(stated: EvalResult, run: Run | None) -> GradedReference:
     if packaged.startswith(PACKAGE_SCHEME):
         return packaged
     if run:
-        return run.recipe.data.test
+        return run.graded("test")
     if "/" in stated.dataset_type:
         return HubDataset(
             dataset=stated.dataset_type,

@@ -189,8 +189,9 @@ def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str:
     """One line for the first thing that is wrong with a recipe."""
-    # A misspelt key is also a missing one, and the first is what helps.
-    errors = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    # A misspelt key is also a missing one, and the first is what helps; what a program hands over is no YAML.
+    errors = [one for one in error.errors(include_url=False) if one["type"] != "is_instance_of"]
+    errors.sort(key=lambda one: one["type"] == "missing")
     # Of a key that takes several types, the one that was meant has more right than its type, and the fewest faults.
     faults = Counter(one["loc"][:3] for one in errors)
 

@@ -22,7 +22,7 @@ from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import STSEvaluator
 from simcse_st.identity import weights_sha256
 from simcse_st.models import Located, load_model
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Given, Recipe
 from simcse_st.records import SPLITS, Results, Split, SplitScores
 from simcse_st.run import CARD, Run, file_sha256
 from simcse_st.training.arguments import trackers, training_arguments
@@ -89,6 +89,9 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
     process.wait_for_everyone()  # all have looked for a checkpoint
     if process.is_main_process and checkpoint is None:
         run.begin(recipe)
+        for split, pairs in (("dev", inputs.dev), ("test", inputs.test)):
+            if isinstance(getattr(recipe.data, split), Given):
+                pairs.write(run.folder / f"given-{split}.jsonl")
         run.write(inputs.manifest)
         run.write(inputs.environment)
     process.wait_for_everyone()

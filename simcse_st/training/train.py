@@ -5,23 +5,40 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 from simcse_st.card import load_template
 from simcse_st.console import first_process
 from simcse_st.errors import InputError
-from simcse_st.recipe import Recipe, checked
+from simcse_st.recipe import Given, Recipe, checked
 from simcse_st.run import Run, check_free, locked
 from simcse_st.training.prepare import check_places
 
 logger = logging.getLogger(__name__)
 
 
-def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool = False, resume: bool = False) -> Run:
+def train(
+    recipe: Recipe,
+    output: str | Path | None = None,
+    *,
+    data: Any = None,
+    dev: Any = None,
+    test: Any = None,
+    overwrite: bool = False,
+    resume: bool = False,
+) -> Run:
     """Runs a recipe: trains, keeps the weights of the best dev score, scores test once on them.
 
     Args:
         recipe: What to do, see :func:`~simcse_st.recipes.load_recipe`.
         output: The run folder; by default ``runs/NAME``.
+        data: Rows in the place of ``data.train``: a ``datasets.Dataset`` (also streaming), an iterable of mappings of
+            columns to values, a mapping of columns to lists, or a tuple of the lists of anchors, positives and, if
+            there are any, hard negatives. What the recipe says of its own data, ``card.language`` and
+            ``card.license``, goes.
+        dev: Graded pairs in the place of ``data.dev``, in the same forms; a tuple has the first sentences, the second
+            and the scores. The run keeps them beside its records, so that it can be measured and proven again.
+        test: The same in the place of ``data.test``.
         overwrite: Whether an earlier run in that folder may be replaced.
         resume: Goes on with a run of this recipe that stands there unfinished, from its last checkpoint, to the result
             that it would have had; on a CPU bit by bit. Without one it begins; of a finished one it gives the result.
@@ -41,6 +58,11 @@ def train(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool =
     """
     if overwrite and resume:
         raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
+    if data is not None:
+        recipe = recipe.changed(data__train=Given(data), card__language=[], card__license=None)
+    for split, pairs in (("dev", dev), ("test", test)):
+        if pairs is not None:
+            recipe = recipe.changed(**{f"data__{split}": Given(pairs, ("sentence1", "sentence2", "score"))})
     checked(Recipe, **recipe.model_dump())  # a copy with other values may hold what a recipe must not
     run = Run(Path(output) if output else Path("runs") / recipe.name)
     if resume:
