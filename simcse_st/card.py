@@ -26,13 +26,15 @@ from simcse_st.evaluation.records import (
     is_stsb,
 )
 from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
+from simcse_st.evaluation.tables import metric_name
 from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe, shipped_recipes
-from simcse_st.records import SPLITS, GradedFacts, Source, Split
+from simcse_st.records import SPLITS, GradedFacts, HeldOutFacts, Scores, Source, Split
 from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
 
 _EXCERPT = 160  # characters of a sentence that is quoted
 PROOF = "simcse_st"  # the metadata's key for what proves a copy
+METRIC = "metric"  # that of a score's arguments for which metric counts, where it is not Spearman
 # The entries of citations.bib for a dataset, by a part of its name.
 _CITED = {
     "snli": ("bowman-etal-2015-large",),
@@ -119,7 +121,7 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
     engine.filters.update(text=markdown_text, number="{:,}".format)
     base_model = results.base_model or recipe.card.base_model
     examples = recipe.card.examples
-    scores: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    scores: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
     try:
         return engine.from_string(load_template()).render(
             metadata=_metadata(run, recipe, base_model).to_yaml(),
@@ -135,6 +137,8 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
             base_model=base_model,
             repo_id=repo_id,
             command=_command(run, recipe),
+            held_out={split: run.manifest.held_out(split) for split in SPLITS},
+            metric_name=metric_name,
             gap=gap_to_paper(train.kind, scores, pairs_of_run(run)),
             baselines=baselines,
             compared=[other for other in baselines if _has_what_is_shown(other, tasks)],
@@ -221,12 +225,12 @@ def _metadata(run: Run, recipe: Recipe, base_model: str | None) -> ModelCardData
         ],
         base_model=base_model,
         datasets=list(dict.fromkeys(datasets)) or None,
-        metrics=["spearman_cosine", "pearson_cosine"],
+        metrics=list(dict.fromkeys(_typed(metric) for split in SPLITS for metric in _stated(results.split(split)))),
         model_name=recipe.name,
         eval_results=[
             _eval_result(run, split, metric, getattr(recipe.data, split))
             for split in SPLITS
-            for metric in ("spearman", "pearson")
+            for metric in _stated(results.split(split))
         ],
     )  # fmt: skip
     data[PROOF] = {"stack": results.stack, "weights_sha256": results.weights_sha256, "files": results.files}
@@ -235,22 +239,40 @@ def _metadata(run: Run, recipe: Recipe, base_model: str | None) -> ModelCardData
 
 def _eval_result(run: Run, split: Split, metric: str, reference: object) -> EvalResult:
     """A score with what it takes to get it again: the pairs' place, if it is public, and their checksum."""
-    facts, scores = run.manifest.graded(split), run.results.split(split)
+    facts, scores = run.manifest.held_out(split), run.results.split(split)
     source = facts.sources[0]
-    packaged = {"source": reference} if str(reference).startswith(PACKAGE_SCHEME) else {}
+    told: dict[str, Any] = {"source": reference} if str(reference).startswith(PACKAGE_SCHEME) else {}
+    graded = isinstance(facts, GradedFacts)
+    told |= {} if scores.metric == "spearman" else {METRIC: scores.metric}
     return EvalResult(
-        task_type="semantic-similarity",
-        task_name="Semantic Similarity",
+        task_type="semantic-similarity" if graded else "information-retrieval",
+        task_name="Semantic Similarity" if graded else "Information Retrieval",
         dataset_type=source.dataset or f"sts-{split}",
         dataset_name=source_name(facts.sources),
         dataset_config=source.config,
         dataset_split=source.split,
         dataset_revision=source.revision,
-        dataset_args={"role": split, "pairs": scores.pairs, "pairs_sha256": facts.pairs_sha256, **packaged},
-        metric_type=f"{metric}_cosine",
-        metric_name=f"{metric.title()} of cosine x100",
-        metric_value=getattr(scores, metric),
+        dataset_args={
+            "role": split,
+            "pairs" if graded else "queries": scores.n,
+            "pairs_sha256": facts.pairs_sha256,
+            **told,
+        },
+        metric_type=_typed(metric),
+        metric_name=_typed(metric).replace("_", " ").title(),
+        metric_value=scores.metrics[metric] / 100,
     )
+
+
+def _stated(scores: Scores) -> list[str]:
+    """The metrics that the metadata state: the one that counts, and the usual ones of its kind."""
+    usual = ("spearman", "pearson", "ndcg@10", "mrr@10", "map@100", "accuracy@1", "recall@10")
+    return list(dict.fromkeys([scores.metric, *(name for name in usual if name in scores.metrics)]))
+
+
+def _typed(metric: str) -> str:
+    """A metric's name in the metadata, as Sentence Transformers' own cards have it."""
+    return f"cosine_{metric}" if "@" in metric else f"{metric}_cosine"
 
 
 def _years(tasks: Tasks) -> list[tuple[str, float]]:
@@ -263,9 +285,8 @@ def _years(tasks: Tasks) -> list[tuple[str, float]]:
 def _citations(run: Run, recipe: Recipe) -> list[str]:
     """BibTeX entries: of the method, of the library, and of the datasets that are known."""
     manifest, expect = run.manifest, recipe.data.expect
-    graded = {split: manifest.graded(split) for split in SPLITS}
-    names = ["stsb" for split, facts in graded.items() if is_stsb(split, facts.pairs, facts.mean_gold)]
-    inputs = [manifest.train.sources, *(facts.sources for facts in graded.values())]
+    names = ["stsb" for split in SPLITS if _is_stsb(split, manifest.held_out(split))]
+    inputs = [manifest.train.sources, *(manifest.held_out(split).sources for split in SPLITS)]
     for source in (source for sources in inputs for source in sources):
         if source.dataset:
             names += [source.dataset, *(file.file for file in source.files or ())]
@@ -281,10 +302,14 @@ def bibtex() -> dict[str, str]:
     return {re.findall(r"{(.*?),", entry)[0]: entry for entry in _resource("citations.bib").strip().split("\n\n")}
 
 
-def _is_public(recipe: Recipe, dev: GradedFacts) -> bool:
+def _is_stsb(split: Split, facts: HeldOutFacts) -> bool:
+    return isinstance(facts, GradedFacts) and is_stsb(split, facts.pairs, facts.mean_gold)
+
+
+def _is_public(recipe: Recipe, dev: HeldOutFacts) -> bool:
     """Whether anyone may read the dev pairs; what is in a file of the user's may be for nobody else."""
     packaged = str(recipe.data.dev).startswith(PACKAGE_SCHEME)
-    return packaged or dev.sources[0].dataset is not None or is_stsb("dev", dev.pairs, dev.mean_gold)
+    return packaged or dev.sources[0].dataset is not None or _is_stsb("dev", dev)
 
 
 def source_name(sources: list[Source]) -> str:
@@ -301,8 +326,7 @@ def _command(run: Run, recipe: Recipe) -> str:
     for split, facts in (("train", run.manifest.train), ("dev", run.manifest.dev), ("test", run.manifest.test)):
         reference = wanted[f"data.{split}"]
         if facts.sources[0].file:
-            several = isinstance(reference, list)
-            wanted[f"data.{split}"] = [*map(_by_name, reference)] if several else _by_name(reference)
+            wanted[f"data.{split}"] = _by_name(reference)
     differing = {}
     for name in shipped_recipes():
         shipped = load_recipe(name).flat()
@@ -316,8 +340,11 @@ def _command(run: Run, recipe: Recipe) -> str:
 
 def _by_name(reference: Any) -> Any:
     """A file or folder by its name alone: the card would publish the path."""
+    if isinstance(reference, list):
+        return [*map(_by_name, reference)]
     if isinstance(reference, dict):
-        return {**reference, "file": _by_name(reference["file"])}
+        named = ("file", "retrieval", "corpus", "queries", "relevant")
+        return {key: _by_name(value) if key in named and value else value for key, value in reference.items()}
     return reference if reference.startswith(PACKAGE_SCHEME) else Path(reference).name
 
 

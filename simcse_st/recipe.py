@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticSerializationUnexpectedValue, core_schema
 from typing_extensions import Self
 
-from simcse_st.errors import InputError
+from simcse_st.errors import InputError, nearest
 
 
 class Section(BaseModel):
@@ -69,8 +69,13 @@ class Given:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        as_text = core_schema.to_string_ser_schema(when_used="json")
-        return core_schema.is_instance_schema(cls, serialization=as_text)
+        def as_text(value: object) -> str:
+            if not isinstance(value, cls):  # but another member of the same union
+                raise PydanticSerializationUnexpectedValue(type(value).__name__)
+            return GIVEN
+
+        serialization = core_schema.plain_serializer_function_ser_schema(as_text, when_used="json")
+        return core_schema.is_instance_schema(cls, serialization=serialization)
 
 
 _Name = Annotated[str, Field(min_length=1)]
@@ -126,6 +131,68 @@ class Columns(Section):
     """Of labelled NLI rows: the label."""
     text: Column | None = None
     """Of single sentences: the sentence."""
+
+
+class RetrievalRows(Section):
+    """Pairs or triplets as a retrieval set: each anchor is a query, its positives are what it should find."""
+
+    retrieval: Reference | Given | Annotated[list[_Name], Field(min_length=1)]
+    """Them, in any form of ``data.train``."""
+    columns: Columns | None = None
+    """Which columns hold what, where their names do not tell."""
+
+
+class RetrievalCorpus(Section):
+    """A retrieval set in three parts, as BEIR has it."""
+
+    corpus: Reference
+    """The passages: ``_id``, ``text`` and, if it has one, ``title``."""
+    queries: Reference
+    """The queries: ``_id`` and ``text``."""
+    relevant: Reference
+    """Which passages a query should find: ``query-id``, ``corpus-id`` and, if graded, ``score`` above 0."""
+
+
+class NanoBEIR(Section):
+    """One of the small retrieval sets of NanoBEIR, from the Hub."""
+
+    nano_beir: _Name
+    """Its name, e.g. ``NanoMSMARCO``."""
+
+
+class HoldOut(Section):
+    """Rows of ``data.train`` as a retrieval set: no row that is trained on shares a text with them."""
+
+    hold_out: int = Field(gt=0)
+    """How many; where the last anchor has several, a few more."""
+    seed: int = Field(default=42, ge=0)
+    """Which ones."""
+
+
+RetrievalReference = RetrievalRows | RetrievalCorpus | NanoBEIR
+HeldOutReference = GradedReference | RetrievalReference | HoldOut
+
+# The metrics of each kind of held-out set that can choose the best step, the default first; all x100.
+GRADED_METRICS = ("spearman", "pearson")
+RETRIEVAL_METRICS = (
+    "ndcg@10", "mrr@10", "map@100",
+    *(f"{name}@{k}" for name in ("accuracy", "recall", "precision") for k in (1, 3, 5, 10, 100)),
+)  # fmt: skip
+
+
+def files_of(reference: object) -> list[str]:
+    """The files, if any, that a reference to data names."""
+    if isinstance(reference, str):
+        return [reference]
+    if isinstance(reference, list):
+        return [name for one in reference for name in files_of(one)]
+    keys = ("file", "retrieval", "corpus", "queries", "relevant")
+    return [name for key in keys for name in files_of(getattr(reference, key, None))]
+
+
+def metrics_of(reference: object) -> tuple[str, ...]:
+    """The metrics that a held-out set has, the default first."""
+    return RETRIEVAL_METRICS if isinstance(reference, (RetrievalReference, HoldOut)) else GRADED_METRICS
 
 
 class NLISection(Section):
@@ -213,10 +280,12 @@ class DataSection(Section):
     kind: Literal["pairs", "sentences"] = "pairs"
     """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
     the data, whatever its column, towards itself under another dropout mask."""
-    dev: GradedReference = "sentence-transformers/stsb"
-    """Graded sentence pairs that choose the best step."""
-    test: GradedReference = "sentence-transformers/stsb"
-    """Graded sentence pairs that are scored once, on the kept weights."""
+    dev: HeldOutReference = "sentence-transformers/stsb"
+    """What chooses the best step: graded sentence pairs; ``{retrieval: FILE_OR_DATASET}``, pairs or triplets whose
+    anchors should find their positives; ``{corpus: ..., queries: ..., relevant: ...}``; ``{nano_beir: NanoMSMARCO}``;
+    or ``{hold_out: 500}``, so many rows of ``data.train``."""
+    test: HeldOutReference = "sentence-transformers/stsb"
+    """The same for what is scored once, on the kept weights."""
     columns: Columns | None = None
     """Which columns hold what, where their names do not tell."""
     quotes: Literal["csv", "text"] | None = None
@@ -321,6 +390,10 @@ class TrainingSection(Section):
     newest one stays."""
     early_steps: int | None = Field(default=10, gt=0)
     """In the first 100 steps, dev's alignment and uniformity are written every so many steps; null does not."""
+    metric: str | None = None
+    """The metric of dev that chooses the best step: ``spearman`` (the default) or ``pearson`` of graded pairs;
+    ``ndcg@10`` (the default), ``mrr@10``, ``map@100``, ``accuracy@K``, ``recall@K`` or ``precision@K`` (K: 1, 3, 5, 10,
+    100) of a retrieval set."""
     patience: int | None = Field(default=None, gt=0)
     """Ends training after so many dev scores without a better one; the schedule stays that of all steps. null does
     not."""
@@ -388,6 +461,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        known, metric = metrics_of(self.data.dev), self.training.metric
+        if metric not in (None, *known):
+            raise ValueError(f"training.metric: data.dev has no metric {metric!r}: {nearest(str(metric), known)}")
+        if self.data.kind == "sentences" and HoldOut in (type(self.data.dev), type(self.data.test)):
+            raise ValueError("hold_out: the single sentences of data.kind=sentences have no positives to find")
         if self.data.kind == "sentences":
             idle = {
                 "data.hard_negatives": not self.data.hard_negatives,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from simcse_st.recipe import Sample
 
@@ -73,13 +74,14 @@ class Truncation(Record):
 
 
 class Overlap(Record):
-    """What of graded pairs stands in the training data, as the very same text."""
+    """What of a held-out set stands in the training data, as the very same text."""
 
     sentences: int
-    """Distinct sentences of theirs."""
+    """Distinct texts of it."""
     of_sentences: int
     pairs: int
-    """Pairs whose sentences stand in one row, as anchor and positive or hard negative."""
+    """Pairs, graded or of a query and what it should find, whose texts stand in one row, as anchor and positive or
+    hard negative."""
     of_pairs: int
 
 
@@ -150,6 +152,35 @@ class GradedFacts(Record):
     subsets: dict[str, int] = {}
     pairs_without_score: int = 0
 
+    @property
+    def size(self) -> str:
+        """What a score is of, in words."""
+        return f"{self.pairs:,} pairs"
+
+
+class RetrievalFacts(Record):
+    """A retrieval set that a model is scored on."""
+
+    sources: list[Source]
+    rule: str
+    """What it is made of, in words."""
+    queries: int
+    passages: int
+    relevant: int
+    """Pairs of a query and a passage that it should find."""
+    pairs_sha256: str
+    """SHA-256 of queries, passages, and which should find which."""
+    columns: list[str] = []
+    mean_gold: None = None
+
+    @property
+    def size(self) -> str:
+        """What a score is of, in words."""
+        return f"{self.queries:,} queries"
+
+
+HeldOutFacts = GradedFacts | RetrievalFacts
+
 
 class Manifest(Record):
     """``manifest.json``: the data of a run."""
@@ -157,12 +188,12 @@ class Manifest(Record):
     FILE: ClassVar = "manifest.json"
 
     train: TrainFacts
-    dev: GradedFacts
-    test: GradedFacts
+    dev: HeldOutFacts
+    test: HeldOutFacts
     base_changes: list[str] = []
     """What of the base is not as it is saved, in words."""
 
-    def graded(self, split: Split) -> GradedFacts:
+    def held_out(self, split: Split) -> HeldOutFacts:
         """The facts about dev or test."""
         return self.dev if split == "dev" else self.test
 
@@ -213,14 +244,42 @@ class HistoryEntry(Record):
 # results.json
 
 
-class SplitScores(Record):
-    """Scores of the kept weights, Spearman and Pearson x100, not rounded."""
+class Scores(Record):
+    """What a model scores on graded pairs or a retrieval set: each metric under its name, x100 and not rounded.
 
-    spearman: float
-    pearson: float
-    alignment: float | None = None
-    uniformity: float | None = None
-    pairs: int
+    Of graded pairs also ``alignment`` and ``uniformity``, as they are.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    metric: str = "spearman"
+    """The one that counts."""
+    n: int = Field(validation_alias=AliasChoices("n", "pairs"))
+    """Graded pairs, or queries."""
+    pairs_sha256: str = ""
+    """Of the set, as the manifest has it."""
+    mean_gold: float | None = None
+
+    if TYPE_CHECKING:  # the metrics, which are those of the set
+
+        def __getattr__(self, name: str) -> float: ...
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.metric not in self.metrics:
+            raise ValueError(f"{self.metric} is missing")
+        return self
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics."""
+        return self.__pydantic_extra__
+
+    @property
+    def value(self) -> float:
+        """The metric that counts."""
+        return self.metrics[self.metric]
 
 
 class BatchFacts(Record):
@@ -248,11 +307,11 @@ class Results(Record):
     planned_steps: int | None = None
     """Those that its schedule was for, where patience ended training before."""
     base: dict[Split, float]
-    """Spearman x100 of the base: as it is saved or, of a bare encoder, as the recipe reads it."""
+    """The metric of each of the base: as it is saved or, of a bare encoder, as the recipe reads it."""
     untrained: dict[Split, float] | None = None
     """The same of what was trained before it was, where the recipe reads the base otherwise than it is saved."""
-    dev: SplitScores
-    test: SplitScores
+    dev: Scores
+    test: Scores
     weights_sha256: str
     base_model: str | None = None
     """The base's id on the Hub; null for a local folder, whose path is nobody else's business."""
@@ -264,7 +323,7 @@ class Results(Record):
     sentences_per_second: float
     batches: BatchFacts
 
-    def split(self, name: Split) -> SplitScores:
+    def split(self, name: Split) -> Scores:
         """The scores on dev or test."""
         return self.dev if name == "dev" else self.test
 

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from simcse_st.console import first_process, quiet_bars
 from simcse_st.errors import InputError, RunError, one_line
-from simcse_st.recipe import GIVEN, GradedFile, GradedReference, Recipe
+from simcse_st.recipe import GIVEN, GradedFile, HeldOutReference, HoldOut, Recipe, RetrievalRows
 from simcse_st.recipes import load_recipe
-from simcse_st.records import Environment, HistoryEntry, Manifest, Push, Pushes, Record, Results, Split
+from simcse_st.records import Environment, GradedFacts, HistoryEntry, Manifest, Push, Pushes, Record, Results, Split
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ _LOCK, _HOLDER = ".lock", ".lock-holder"
 # not look like a finished run.
 _LEFT = (
     "results.json", "manifest.json", "environment.json", HISTORY, EVALUATION, "push.json",
-    "given-dev.jsonl", "given-test.jsonl", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
+    "dev.jsonl", "test.jsonl", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
 )  # fmt: skip
 _PACKAGES = (
     "simcse-st", "sentence-transformers", "transformers", "torch", "datasets", "huggingface_hub", "scipy", "numpy",
@@ -109,13 +109,19 @@ class Run:
         """The scores."""
         return self.read(Results)
 
-    def graded(self, split: Split) -> GradedReference:
-        """Where the graded pairs of dev or test are: where the recipe says, or kept here if a program gave them."""
-        reference: GradedReference = getattr(self.recipe.data, split)
-        if str(reference) != GIVEN:
+    def held_out(self, split: Split) -> HeldOutReference:
+        """Where dev or test is: where the recipe says, or kept here if only this run has it."""
+        reference: HeldOutReference = getattr(self.recipe.data, split)
+        if not is_kept(reference):
             return reference
-        facts = self.manifest.graded(split)
-        return GradedFile(file=str(self.folder / f"given-{split}.jsonl"), scale=[facts.lowest, facts.scale])
+        facts, kept = self.manifest.held_out(split), str(self.kept(split))
+        if isinstance(facts, GradedFacts):
+            return GradedFile(file=kept, scale=[facts.lowest, facts.scale])
+        return RetrievalRows(retrieval=kept)
+
+    def kept(self, split: Split) -> Path:
+        """The file of a dev or test set that only this run has."""
+        return self.folder / f"{split}.jsonl"
 
     def history(self) -> list[HistoryEntry]:
         """Every loss and every score, in their order."""
@@ -178,6 +184,12 @@ class Run:
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(str(self.model_path), device=device, local_files_only=True)
+
+
+def is_kept(reference: HeldOutReference) -> bool:
+    """Whether a run keeps the set: it was held out of the training data, or a program gave it."""
+    given = reference.retrieval if isinstance(reference, RetrievalRows) else reference
+    return isinstance(reference, HoldOut) or str(given) == GIVEN
 
 
 def open_run(folder: str | Path, *, for_card: bool = False) -> Run:

@@ -97,8 +97,8 @@ def test_the_card_of_a_run_says_what_its_records_say(finished: Run):
     assert data.pipeline_tag == "sentence-similarity"
     assert data.model_name == "tiny"
     values = {(result.dataset_args["role"], result.metric_type): result.metric_value for result in data.eval_results}
-    assert values["test", "spearman_cosine"] == results.test.spearman
-    assert values["dev", "pearson_cosine"] == results.dev.pearson
+    assert values["test", "spearman_cosine"] == results.test.spearman / 100
+    assert values["dev", "pearson_cosine"] == results.dev.pearson / 100
 
 
 def test_what_has_no_record_is_left_out(own: Run):
@@ -118,8 +118,8 @@ def test_on_stsb_the_card_states_the_gap_to_the_paper(own: Run):
         manifest["test"].update(mean_gold=2.608, pairs=1379)
 
     def score(results: dict) -> None:
-        results["dev"].update(spearman=82.05, pairs=1500)
-        results["test"].update(spearman=78.75, pairs=1379)
+        results["dev"].update(spearman=82.05, n=1500)
+        results["test"].update(spearman=78.75, n=1379)
 
     scores = tables(compose_card(change(change(own, Manifest, as_on_stsb), Results, score)))[0]
     paper = ["paper, supervised BERT-base (reported)", "86.20", "84.25"]
@@ -340,7 +340,7 @@ def test_the_kept_step_s_scores_stand_everywhere(tiny_recipe: Recipe, tmp_path: 
     assert "| **this model** | **80.00** |" in during
     assert "The weights are those of step 6 of 9" in during
     values = {(r.dataset_args["role"], r.metric_type): r.metric_value for r in ModelCard(during).data.eval_results}
-    assert values["dev", "spearman_cosine"] == 80.0
+    assert values["dev", "spearman_cosine"] == 0.8
     assert "70.00" not in during
     assert "60.00" not in during
     assert weights_sha256(result.load_model("cpu")) == weights[80.0] != weights[60.0]

@@ -11,10 +11,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from simcse_st import InputError, Recipe, Run, ablate, load_recipe, train, train_seeds
-from simcse_st.evaluation.records import Correlation, Evaluation, MeasuredModel, Seeds, Tasks
+from simcse_st.evaluation.records import Evaluation, MeasuredModel, Seeds, Tasks
 from simcse_st.evaluation.report import report, report_table
 from simcse_st.evaluation.tables import ablation_tables, seeds_table
-from simcse_st.records import BatchFacts, Environment, GradedFacts, Manifest, Results, SplitScores, TrainFacts
+from simcse_st.records import BatchFacts, Environment, GradedFacts, Manifest, Results, Scores, TrainFacts
 from simcse_st.training.experiments import ABLATIONS, _plan
 
 
@@ -182,8 +182,8 @@ def fake_run(folder: Path, dev: float, test: float, data: dict = STSB, unsupervi
     results = Results(
         recipe="r", best_step=3, total_steps=9, base={"dev": 0, "test": 0}, weights_sha256="", files={}, modules=[],
         model_sha256=folder.name, train_seconds=1, sentences_per_second=1,
-        dev=SplitScores(spearman=dev, pearson=0, pairs=data["dev"][0], alignment=0.25, uniformity=-2.5),
-        test=SplitScores(spearman=test, pearson=0, pairs=data["test"][0]),
+        dev=Scores(spearman=dev, pearson=0, n=data["dev"][0], alignment=0.25, uniformity=-2.5),
+        test=Scores(spearman=test, pearson=0, n=data["test"][0]),
         batches=BatchFacts(
             batches=1, sentences=1, anchors=1, negatives=1, fewest_negatives=1, most_negatives=1, masked_cells=0
         ),
@@ -209,7 +209,7 @@ def test_a_report_compares_like_with_like(tmp_path: Path):
     small = fake_run(tmp_path / "small", 60, 70, {"dev": (132, 2.5), "test": (132, 2.5)})
     same_size = fake_run(tmp_path / "same-size", 60, 70, {"dev": (1500, 1.9), "test": (1379, 1.9)})
     tasks = Tasks(**{
-        split: Correlation(spearman=score, pearson=0, n=size, pairs_sha256=f"{split}{size}{mean}", mean_gold=mean)
+        split: Scores(spearman=score, pearson=0, n=size, pairs_sha256=f"{split}{size}{mean}", mean_gold=mean)
         for (split, (size, mean)), score in zip(STSB.items(), (59.31, 47.29), strict=True)
     })  # fmt: skip
     environment = Environment(python="", system="", packages={}, device="cpu", devices=1, threads=1, precision="")

@@ -188,3 +188,13 @@ def test_a_recipe_extends_another_but_for_the_keys_it_gives(tmp_path: Path, monk
     Path("mine.yaml").write_text("extends: snli-unsup\nloss: {temprature: 1}\n")
     with pytest.raises(InputError, match=r"^mine.yaml: unknown key 'loss.temprature': did you mean 'loss.temperature'"):
         load_recipe("child.yaml")
+
+
+def test_an_unknown_key_is_named_whatever_type_it_is_called_after(tmp_path: Path):
+    """Keys that end as the members of a union are called, which stand in pydantic's places too."""
+    path = tmp_path / "mine.yaml"
+    for key, text in (("hint", "extends: quickstart\nhint: 1"), ("data.test.footprint", "extends: quickstart")):
+        path.write_text(text)
+        overrides = {} if key == "hint" else {"data.test": {"retrieval": "x.jsonl", "footprint": 1}}
+        with pytest.raises(InputError, match=f"unknown key '{key}'"):
+            load_recipe(path, overrides)

@@ -147,7 +147,7 @@ def test_a_model_that_was_changed_is_named(run: Path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda values: values["dev"].pop("pearson"), "dev.pearson: Field required"),
+        (lambda values: values["dev"].pop("spearman"), "dev: Value error, spearman is missing"),
         (lambda values: values.update(best_step="many"), "best_step: Input should be a valid integer"),
         (lambda values: values.clear(), "recipe: Field required"),
     ],

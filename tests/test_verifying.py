@@ -48,11 +48,11 @@ def test_a_copy_that_is_the_model(published: Publisher, run: Path, tiny_data: Pa
     assert findings["files"].startswith("11 files, ")
     assert findings["files"].endswith(": sizes and checksums are the hub's, the card's, push.json's")
     assert findings["stack"] == "Transformer -> Pooling(cls) -> Normalize, as in the card; unit vectors"
-    assert findings["score"] == f"Spearman x100 {score:.4f} on 50 test pairs, in the card {score:.4f}"
+    assert findings["score"] == f"Spearman x100 {score:.4f} on 50 pairs of test, in the card {score:.4f}"
     assert all(request["method"] in ("GET", "HEAD") for request in published.hub.log)
     # For anyone else, the card says all but where a user's own test pairs are.
     answer = published("alice/m", token="")
-    assert answer == "InputError: the card's test score is on test.csv: say where these pairs are, by --test"
+    assert answer == "InputError: the card's test score is on test.csv: say where that set is, by --test"
     checks = published("alice/m", token="", test=str(tiny_data / "test.csv"))
     assert names(checks) == ALL
     assert checks[0][2] == f"{commit}, no push.json of it is here (--run names a run folder)"
@@ -221,7 +221,7 @@ def test_where_it_was_pushed_to(published: Publisher, run: Path):
 
 def test_a_score_that_is_not_the_card_s(published: Publisher, run: Path, tiny_data: Path):
     score = json.loads((run / "results.json").read_text())["test"]["spearman"]
-    edit(published, "README.md", replace(f"value: {score}", f"value: {score + 0.001}"))
+    edit(published, "README.md", replace(f"value: {score / 100}", f"value: {(score + 0.001) / 100}"))
     checks = published("alice/m", test=str(tiny_data / "test.csv"))
     assert names(checks) == [*ALL[:-1], "-score"]
-    assert checks[-1][2] == f"Spearman x100 {score:.4f} on 50 test pairs, in the card {score + 0.001:.4f}"
+    assert checks[-1][2] == f"Spearman x100 {score:.4f} on 50 pairs of test, in the card {score + 0.001:.4f}"

@@ -49,6 +49,14 @@ class GradedPairs:
         """The number of pairs."""
         return len(self.scores)
 
+    def texts(self) -> list[str]:
+        """Every sentence once."""
+        return list(dict.fromkeys([*self.sentences1, *self.sentences2]))
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The sentences of each pair."""
+        return zip(self.sentences1, self.sentences2, strict=True)
+
     def write(self, path: Path) -> None:
         """Writes the pairs as JSON Lines, which are read back as the same pairs."""
         rows = zip(self.sentences1, self.sentences2, self.scores, strict=True)

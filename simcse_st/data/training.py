@@ -9,6 +9,7 @@ import os.path
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,10 +32,11 @@ from simcse_st.data.columns import (
 from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
 from simcse_st.data.sources import FileSource, GivenSource, HubSource, find_source
 from simcse_st.errors import InputError
-from simcse_st.recipe import DataSection, Expect, HubDataset, NLISection
-from simcse_st.records import TrainFacts
+from simcse_st.recipe import DataSection, Expect, HoldOut, HubDataset, NLISection
+from simcse_st.records import SPLITS, Split, TrainFacts
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
@@ -61,10 +63,12 @@ class TrainingData:
         dataset: Columns ``anchor``, ``positive`` and ``negative`` (a list), or the one column ``sentence``. It is
             mapped from a temporary file, so that memory holds little of it.
         facts: For the manifest.
+        held_out: The pairs of dev and test that the recipe holds out.
     """
 
     dataset: Dataset
     facts: TrainFacts
+    held_out: dict[Split, list[Pair]]
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -87,12 +91,13 @@ class TrainingData:
             file.writelines(_line(names, row) for row in self.rows())
 
 
-def load_training_data(data: DataSection) -> TrainingData:
+def load_training_data(data: DataSection, split: str = "train") -> TrainingData:
     """Reads what a recipe trains on, and compares it with what the recipe expects.
 
     Args:
         data: The recipe's section. With ``kind="pairs"``, labelled NLI rows, or rows with an anchor, a positive and any
             number of hard negatives; with ``kind="sentences"`` the distinct texts of these, or of plain text.
+        split: The split of a Hub dataset that names none.
 
     Raises:
         InputError: A row cannot be used, with its place; nothing is left; or the data are not those expected.
@@ -104,7 +109,7 @@ def load_training_data(data: DataSection) -> TrainingData:
     """
     import pyarrow as pa
 
-    source = find_source(data.train, "train", data.quotes)
+    source = find_source(data.train, split, data.quotes)
     counts = _Counts()
     rows = _read(source, data, counts)
     if data.sample:
@@ -113,8 +118,11 @@ def load_training_data(data: DataSection) -> TrainingData:
     if data.kind == "sentences":
         made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
     else:
-        made = _counted(_pairs(rows, data, counts), data, counts)
-        schema = pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
+        pairs = _pairs(rows, data, counts)
+        if any(isinstance(getattr(data, part), HoldOut) for part in SPLITS):
+            pairs = _without_held_out(pairs, source.name, data, counts)
+        made = _counted(pairs, data, counts)
+        schema = _pairs_schema()
     digest = hashlib.sha256()
 
     def hashed() -> Iterator[tuple[Any, ...]]:
@@ -149,7 +157,7 @@ def load_training_data(data: DataSection) -> TrainingData:
         _check_expected(data, data.expect, facts)
     from datasets import Dataset
 
-    return TrainingData(Dataset.from_file(str(path)), facts)
+    return TrainingData(Dataset.from_file(str(path)), facts, counts.held_out)
 
 
 @dataclass
@@ -172,6 +180,7 @@ class _Counts:
     anchors: bytearray = field(default_factory=bytearray)
     sentences: bytearray = field(default_factory=bytearray)
     texts: int = 0
+    held_out: dict[Split, list[Pair]] = field(default_factory=dict)
 
 
 def _read(source: FileSource | HubSource | GivenSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
@@ -308,13 +317,67 @@ def _with_pairs(facts: TrainFacts, counts: _Counts) -> TrainFacts:
     return facts.model_copy(update=made)
 
 
-def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
-    """A fixed sample of rows in their order. How many there are must be known first, so they wait on the disk."""
+def _pairs_schema() -> pa.Schema:
     import pyarrow as pa
 
-    path = write_arrow(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())}))
+    return pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
+
+
+@contextmanager
+def _waiting(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
+    """Rows that wait on the disk, where something about all of them must be known before the first is used."""
+    import pyarrow as pa
+
+    path = write_arrow(rows, schema)
     with pa.memory_map(str(path)) as file:
-        batches = pa.ipc.open_stream(file).read_all().to_batches()
+        yield pa.ipc.open_stream(file).read_all().to_batches()
+    path.unlink()
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _without_held_out(pairs: Iterable[Pair], source: str, data: DataSection, counts: _Counts) -> Iterator[Pair]:
+    """The pairs that are trained on; those that dev and test hold out are put aside, whole anchors at a time.
+
+    A pair that shares a text with one of these is dropped, so that nothing is trained on that is measured.
+    """
+    with _waiting(pairs, _pairs_schema()) as batches:
+        of_anchor = Counter(digest_of(anchor) for batch in batches for anchor in batch["anchor"].to_pylist())
+        split_of: dict[bytes, Split] = {}
+        for split in SPLITS:
+            if not isinstance(wanted := getattr(data, split), HoldOut):
+                continue
+            left, rows = [anchor for anchor in of_anchor if anchor not in split_of], 0
+            random.Random(wanted.seed).shuffle(left)
+            while rows < wanted.hold_out and left:
+                split_of[anchor := left.pop()] = split
+                rows += of_anchor[anchor]
+            if rows < wanted.hold_out:
+                has = f"{of_anchor.total():,} pairs" if split == SPLITS[0] else f"{rows:,} pairs left"
+                raise InputError(f"data.{split}: hold_out is {wanted.hold_out}, but {source} has {has}")
+            counts.held_out[split] = []
+        held: set[bytes] = set()
+        for row in (row for batch in batches for row in _rows_of(batch)):
+            if of_split := split_of.get(digest_of(row[0])):
+                counts.held_out[of_split].append(row)
+                held.update(digest_of(text) for text in (*row[:2], *row[2]))
+                counts.dropped["held_out"] += 1
+        for row in (row for batch in batches for row in _rows_of(batch)):
+            if digest_of(row[0]) in split_of:
+                continue
+            if held.isdisjoint(digest_of(text) for text in (*row[:2], *row[2])):
+                yield row
+            else:
+                counts.dropped["text_of_a_held_out_pair"] += 1
+
+
+def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
+    """A fixed sample of rows in their order."""
+    import pyarrow as pa
+
+    with _waiting(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())})) as batches:
         total = sum(batch.num_rows for batch in batches)
         if count > total:
             raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
@@ -324,9 +387,8 @@ def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Itera
         number = 0
         for batch in batches:
             drawn = batch.filter(pa.array(chosen[number : number + batch.num_rows]))
-            yield from zip(*(column.to_pylist() for column in drawn.columns), strict=True)
+            yield from _rows_of(drawn)
             number += batch.num_rows
-    path.unlink()
 
 
 def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
+from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out
+from simcse_st.data.sts import GradedPairs
 from simcse_st.errors import InputError, RunError, nearest, one_line
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
 from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
 from simcse_st.identity import describe_model
 from simcse_st.models import Located, load_model, locate_here, locate_model
-from simcse_st.recipe import GradedReference, HubDataset
+from simcse_st.recipe import HeldOutReference, HubDataset
 from simcse_st.records import SPLITS, Split
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
 
@@ -37,8 +38,8 @@ def evaluate(
     models: str | Path | Sequence[str | Path],
     *,
     tasks: str | Iterable[str] = "default",
-    dev: GradedReference | None = None,
-    test: GradedReference | None = None,
+    dev: HeldOutReference | None = None,
+    test: HeldOutReference | None = None,
     senteval: str | Path | None = None,
     output: str | Path | None = None,
     figures: bool = False,
@@ -51,7 +52,7 @@ def evaluate(
         models: Run folders, folders and Hub ids (``owner/name@revision``). ``MODEL:cls``, ``MODEL:mean`` or
             ``MODEL:first_last_avg`` reads a model's encoder so, whatever stands on it.
         tasks: Names of tasks (``dev``, ``test``, ``geometry``, ...) or of groups (``default``, ``sts``, ``all``).
-        dev: Graded pairs; by default those of the recipe of the run folders, else STS-B from the Hub.
+        dev: Graded pairs or a retrieval set; by default that of the run folders' recipe, else STS-B from the Hub.
         test: The same for test.
         senteval: SentEval's folder; by default STS12-16 come from the Hub (there without their subsets).
         output: A folder for ``evaluation.json``; what it says of other tasks of the same models stays.
@@ -68,7 +69,8 @@ def evaluate(
         >>> record.models[0].tasks.test.spearman
         81.5
     """
-    wanted = _task_names(tasks.split(",") if isinstance(tasks, str) else tasks)
+    asked = tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    wanted = _task_names(asked)
     names = [models] if isinstance(models, (str, Path)) else list(models)
     if not names:
         raise InputError("no model to evaluate")
@@ -76,29 +78,35 @@ def evaluate(
         locate_here(name)
     if figures and output is None:
         raise InputError("figures need an output folder")
-    places = {split: place for split, place in (("dev", dev), ("test", test)) if place is not None}
+    given: dict[Split, HeldOutReference | None] = {"dev": dev, "test": test}
+    places = {split: place for split, place in given.items() if place is not None}
     for split, place in places.items():
-        check_graded_pairs(place, _HUB_SPLIT[split])
+        check_held_out(place, split)
     path = Path(output) / EVALUATION if output is not None else None
     if path and path.is_dir():
         raise InputError(f"--output: {path} must be a file")
     with locked(path.parent) if path else nullcontext():
-        return _evaluate(names, wanted, places, senteval, path, figures, mteb, device)
+        return _evaluate(names, wanted, asked, places, senteval, path, figures, mteb, device)
 
 
-def measure_run(name: str, model: SentenceTransformer, dev: GradedPairs, test: GradedPairs) -> Evaluation:
+def measure_run(
+    name: str, model: SentenceTransformer, data: Mapping[Split, HeldOut], metrics: Mapping[Split, str]
+) -> Evaluation:
     """Measures the kept model of a run by the default tasks, as far as its dev data admit them.
 
     Args:
         name: What to call it.
         model: The model, as loaded back.
-        dev: The pairs that chose it.
-        test: The pairs of its one test score.
+        data: Dev, which chose it, and test, for its one score.
+        metrics: The metric of each that counts.
     """
-    alike = any(dev.paraphrases())
-    tasks = [task for task in GROUPS["default"] if alike or task not in ("geometry", "retrieval")]
-    measured, _ = _measure(name, None, model, tasks, {"dev": dev, "test": test})
-    return _record({"dev": dev, "test": test}, [measured], model)
+    dev = data["dev"]
+    tasks = [task for task in GROUPS["default"] if isinstance(dev, GradedPairs) or task not in ON_DEV]
+    if isinstance(dev, GradedPairs) and not any(dev.paraphrases()):
+        tasks = [task for task in tasks if task not in ("geometry", "retrieval")]
+    sets: dict[str, HeldOut] = {split: data[split] for split in SPLITS}
+    measured, _ = _measure(name, None, model, tasks, sets, {split: metrics[split] for split in SPLITS})
+    return _record(sets, [measured], model)
 
 
 def _task_names(names: Iterable[str]) -> list[str]:
@@ -116,7 +124,8 @@ def _task_names(names: Iterable[str]) -> list[str]:
 def _evaluate(
     names: Sequence[str | Path],
     tasks: Sequence[str],
-    places: dict[str, GradedReference],
+    asked: Sequence[str],
+    places: dict[Split, HeldOutReference],
     senteval: str | Path | None,
     path: Path | None,
     figures: bool,
@@ -129,6 +138,8 @@ def _evaluate(
     leaderboard = _find_mteb_tasks(mteb) if mteb else []
     found = [locate_model(name) for name in names]
     data = _load_data(tasks, found, places, senteval)
+    if not isinstance(data.get("dev"), (GradedPairs, type(None))):
+        tasks = _of_any_dev(tasks, asked)
     measured: list[MeasuredModel] = []
     dev_cosines: dict[str, list[float]] = {}
     for located in found:
@@ -154,16 +165,28 @@ def _evaluate(
 
 
 def _measure(
-    name: str, revision: str | None, model: SentenceTransformer, tasks: Sequence[str], data: dict[str, GradedPairs]
+    name: str,
+    revision: str | None,
+    model: SentenceTransformer,
+    tasks: Sequence[str],
+    data: dict[str, HeldOut],
+    metrics: Mapping[str, str] | None = None,
 ) -> tuple[MeasuredModel, list[float]]:
     from simcse_st.evaluation.evaluators import score_model, with_average  # and with it torch
 
-    results, cosines = score_model(tasks, data, model)
+    results, cosines = score_model(tasks, data, model, metrics)
     facts = dict(describe_model(model))
     return MeasuredModel(name=name, revision=revision, **facts, tasks=with_average(results)), cosines
 
 
-def _record(data: dict[str, GradedPairs], models: list[MeasuredModel], model: SentenceTransformer) -> Evaluation:
+def _of_any_dev(tasks: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """The tasks that do not need graded pairs; those that do are refused where they are asked for by name."""
+    if named := [name for name in asked if name in ON_DEV]:
+        raise InputError(f"--tasks: {named[0]} is of graded pairs, and dev is a retrieval set")
+    return [task for task in tasks if task not in ON_DEV]
+
+
+def _record(data: Mapping[str, HeldOut], models: list[MeasuredModel], model: SentenceTransformer) -> Evaluation:
     return Evaluation(
         protocol=PROTOCOL,
         data={name: pairs.facts for name, pairs in data.items()},
@@ -173,9 +196,9 @@ def _record(data: dict[str, GradedPairs], models: list[MeasuredModel], model: Se
 
 
 def _load_data(
-    tasks: Sequence[str], found: Sequence[Located], places: dict[str, GradedReference], senteval: str | Path | None
-) -> dict[str, GradedPairs]:
-    wanted: dict[str, GradedReference | Path] = {}
+    tasks: Sequence[str], found: Sequence[Located], places: dict[Split, HeldOutReference], senteval: str | Path | None
+) -> dict[str, HeldOut]:
+    wanted: dict[str, HeldOutReference | Path] = {}
     if {"dev", *ON_DEV} & set(tasks):
         wanted["dev"] = places.get("dev") or _of_runs(found, "dev")
     if "test" in tasks:
@@ -190,10 +213,10 @@ def _load_data(
                 "paper's number is of the test set alone"
             )
         wanted["sick-r"] = _in_senteval(senteval, "SICK/SICK_test_annotated.txt")
-    data = {}
+    data: dict[str, HeldOut] = {}
     for name, reference in wanted.items():
         try:
-            data[name] = load_graded_pairs(reference, _HUB_SPLIT.get(name, "test"))
+            data[name] = load_held_out(reference, "dev" if name == "dev" else "test")
         except InputError as error:
             of_run = name in SPLITS and name not in places and any(model.run for model in found)
             hint = f" (which the run's recipe names; another is given by --{name})" if of_run else ""
@@ -210,12 +233,12 @@ def _in_senteval(folder: str | Path, inside: str) -> Path:
     raise InputError(f"--senteval: {root} has no {inside}, nor has downstream or downstream/STS in it")
 
 
-def _of_runs(found: Sequence[Located], split: Split) -> GradedReference:
+def _of_runs(found: Sequence[Located], split: Split) -> HeldOutReference:
     """Where the run folders among these have their pairs from, which must be one place; without any, STS-B."""
-    places: dict[str, tuple[GradedReference, Path]] = {}
+    places: dict[str, tuple[HeldOutReference, Path]] = {}
     for model in found:
         if model.run:
-            reference = model.run.graded(split)
+            reference = model.run.held_out(split)
             key = os.path.normpath(reference) if isinstance(reference, str) else str(reference)
             places.setdefault(key, (reference, model.run.folder))
     if len(places) > 1:
@@ -242,7 +265,7 @@ def _with_earlier(record: Evaluation, earlier: Evaluation) -> Evaluation:
 def _draw(
     record: Evaluation,
     found: Sequence[Located],
-    data: dict[str, GradedPairs],
+    data: dict[str, HeldOut],
     dev_cosines: dict[str, list[float]],
     folder: Path,
 ) -> None:
@@ -252,12 +275,14 @@ def _draw(
         if not any(entry.loss is not None for entry in history) or not any(entry.dev for entry in history):
             raise InputError(f"{name}: its history cannot be drawn: it holds no loss or no dev score")
     try:
-        if dev_cosines and all(dev_cosines.values()):
-            draw_gold_cosine(dev_cosines, data["dev"].gold_of_5(), folder / "gold_cosine.png")
+        dev = data.get("dev")
+        if isinstance(dev, GradedPairs) and dev_cosines and all(dev_cosines.values()):
+            draw_gold_cosine(dev_cosines, dev.gold_of_5(), folder / "gold_cosine.png")
         if geometry:
             draw_geometry(geometry, folder / "alignment_uniformity.png")
         if histories:
-            draw_training(histories, folder / "training.png")
+            chosen = {model.name: model.run.results.dev.metric for model in found if model.run}
+            draw_training(histories, folder / "training.png", chosen)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written: {error.strerror}") from error
 

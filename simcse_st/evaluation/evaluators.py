@@ -1,19 +1,22 @@
-"""Semantic textual similarity, measured as the paper does."""
+"""Evaluators: semantic textual similarity, measured as the paper does, and retrieval."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
-from sentence_transformers.util import batch_to_device, truncate_embeddings
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.util import batch_to_device, dot_score, truncate_embeddings
 from torch import Tensor
 
+from simcse_st.data.files import digest_of
+from simcse_st.data.held_out import HeldOut, RetrievalSet
 from simcse_st.data.sts import GradedPairs
 from simcse_st.errors import InputError
 from simcse_st.evaluation.metrics import (
@@ -37,8 +40,12 @@ from simcse_st.evaluation.records import (
     Tasks,
     is_stsb,
 )
+from simcse_st.records import Scores
 
 _BLOCK = 1024
+_MANY = 16_384  # sentences whose tokens are in memory at a time
+_CELLS = 2**22  # similarities that are
+_QUERIES = 256  # whose ranked passages are
 
 
 class STSEvaluator(BaseEvaluator):
@@ -81,9 +88,8 @@ class STSEvaluator(BaseEvaluator):
         self.first = torch.tensor([place[sentence] for sentence in sentences1])
         self.second = torch.tensor([place[sentence] for sentence in sentences2])
         self.paraphrases = torch.tensor([number for number, same in enumerate(paraphrases or ()) if same])
-        self.batch_size = batch_size
         self.name = name
-        self._tokens: tuple[Any, Tokenized] | None = None
+        self._embed = Embedder(self.sentences, batch_size)
         self.primary_metric = f"{name}_spearman" if name else "spearman"
 
     def __call__(  # type: ignore[override]  # as all of its evaluators: of one kind of model
@@ -104,13 +110,7 @@ class STSEvaluator(BaseEvaluator):
         Raises:
             InputError: The model gives an embedding that is not finite, or the same similarity to all pairs.
         """
-        # What may change of a model between two scores and makes other tokens; the model itself is not kept alive.
-        tokenizer = model.tokenizer
-        sides = [getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side", "added_tokens_decoder")]
-        key = (weakref.ref(model), sides, model.max_seq_length, model.default_prompt_name, dict(model.prompts))
-        if self._tokens is None or self._tokens[0] != key:
-            self._tokens = key, tokenize(model, self.sentences, self.batch_size)
-        embeddings = embed(model, self._tokens[1])
+        embeddings = self._embed(model)
         first, second = embeddings[self.first], embeddings[self.second]
         found = correlations(self.scores, cosines_of(first, second))
         metrics = {"spearman": found.spearman, "pearson": found.pearson}
@@ -118,6 +118,139 @@ class STSEvaluator(BaseEvaluator):
             metrics["alignment"] = alignment(first[self.paraphrases], second[self.paraphrases])
             metrics["uniformity"] = uniformity(embeddings)
         return self.prefix_name_to_metrics(metrics, self.name)
+
+
+class RetrievalEvaluator(InformationRetrievalEvaluator):
+    """Sentence Transformers' evaluator, x100, with each distinct text encoded once and memory for few similarities.
+
+    A passage that is the query itself is not among those ranked, as in BEIR. Of equally similar passages the order is
+    that of a hash of their texts, so that it prefers neither the right nor the wrong ones.
+
+    Args:
+        retrieval: The set.
+        batch_size: Texts of one forward pass.
+        name: Prefix of the metrics' names.
+    """
+
+    def __init__(self, retrieval: RetrievalSet, *, batch_size: int = 64, name: str = "") -> None:
+        ids = [digest_of(passage).hex() for passage in retrieval.passages]
+        numbers = [str(number) for number in range(len(retrieval))]
+        depths = [1, 3, 5, 10, 100]
+        super().__init__(
+            dict(zip(numbers, retrieval.queries, strict=True)),
+            dict(zip(ids, retrieval.passages, strict=True)),
+            {number: {ids[one] for one in found} for number, found in zip(numbers, retrieval.relevant, strict=True)},
+            corpus_chunk_size=_CELLS // _QUERIES,
+            accuracy_at_k=depths,
+            precision_recall_at_k=depths,
+            batch_size=batch_size,
+            name=name,
+            write_csv=False,
+            score_functions={"cosine": dot_score},  # of unit vectors
+        )
+        self.primary_metric = f"{name}_ndcg@10" if name else "ndcg@10"
+        self.retrieval = retrieval
+        self.texts = retrieval.texts()
+        self._place = {text: number for number, text in enumerate(self.texts)}
+        self._embed = Embedder(self.texts, batch_size)
+        self._of_queries = torch.empty(0)
+
+    def __call__(  # type: ignore[override]
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Scores a model.
+
+        Args:
+            model: The model.
+            output_path: Not used.
+            epoch: Not used.
+            steps: Not used.
+
+        Returns:
+            ``ndcg@10``, ``mrr@10``, ``map@100``, and ``accuracy``, ``recall`` and ``precision`` at 1, 3, 5, 10 and 100,
+            x100, not rounded.
+
+        Raises:
+            InputError: The model gives an embedding that is not finite.
+        """
+        return self.prefix_name_to_metrics(self.score(self._embed(model), self._place), self.name)
+
+    def score(self, embeddings: Tensor, place: Mapping[str, int]) -> dict[str, float]:
+        """The metrics of embeddings.
+
+        Args:
+            embeddings: Unit vectors, shape ``(texts, dim)``.
+            place: The row of each text.
+        """
+        rows = [place[passage] for passage in self.retrieval.passages]
+        in_order = rows == list(range(rows[0], rows[0] + len(rows)))  # then they need no second copy
+        of_corpus = embeddings[rows[0] : rows[0] + len(rows)] if in_order else embeddings[rows]
+        sums: dict[str, float] = {}
+        for begin in range(0, len(self.retrieval.queries), _QUERIES):
+            block = self.retrieval.queries[begin : begin + _QUERIES]
+            self.queries = list(block)
+            self.queries_ids = [str(number) for number in range(begin, begin + len(block))]
+            self._of_queries = embeddings[[place[query] for query in block]]
+            found: Any = self.compute_all_metrics(None, corpus_embeddings=of_corpus)  # type: ignore[arg-type]
+            for name, at in found["cosine"].items():
+                for k, value in at.items():
+                    metric = f"{name.removesuffix('@k')}@{k}"
+                    sums[metric] = sums.get(metric, 0.0) + float(value) * len(block)
+        return {metric: 100 * total / len(self.retrieval.queries) for metric, total in sums.items()}
+
+    def embed_inputs(self, *_: Any, **__: Any) -> Any:
+        """The embeddings of the queries at hand."""
+        return self._of_queries
+
+    def compute_metrics(self, queries_result_list: list[Any]) -> Any:
+        """The metrics of ranked passages, the query's own text not among them."""
+        for query, hits in zip(self.queries, queries_result_list, strict=True):
+            own = digest_of(str(query)).hex()
+            hits[:] = [hit for hit in hits if hit["corpus_id"] != own]
+        return super().compute_metrics(queries_result_list)
+
+    def output_scores(self, scores: Any) -> None:
+        """Prints nothing: whoever calls knows what to say."""
+
+
+Evaluator = STSEvaluator | RetrievalEvaluator
+
+
+def evaluator_of(held_out: HeldOut) -> Evaluator:
+    """The evaluator of a held-out set.
+
+    Args:
+        held_out: Graded pairs or a retrieval set.
+    """
+    if isinstance(held_out, RetrievalSet):
+        return RetrievalEvaluator(held_out)
+    sides = held_out.sentences1, held_out.sentences2
+    return STSEvaluator(*sides, held_out.scores, paraphrases=held_out.paraphrases())
+
+
+class Embedder:
+    """Embeds the same sentences again and again, tokenised once where their tokens fit into memory.
+
+    Args:
+        sentences: The sentences.
+        batch_size: Sentences of one forward pass.
+    """
+
+    def __init__(self, sentences: list[str], batch_size: int) -> None:
+        self.sentences, self.batch_size = sentences, batch_size
+        self._tokens: tuple[Any, Tokenized] | None = None
+
+    def __call__(self, model: SentenceTransformer) -> Tensor:
+        """Unit embeddings, see :func:`embed`."""
+        if len(self.sentences) > _MANY:
+            return embed(model, self.sentences, self.batch_size)
+        # What may change of a model between two scores and makes other tokens; the model itself is not kept alive.
+        tokenizer = model.tokenizer
+        sides = [getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side", "added_tokens_decoder")]
+        key = (weakref.ref(model), sides, model.max_seq_length, model.default_prompt_name, dict(model.prompts))
+        if self._tokens is None or self._tokens[0] != key:
+            self._tokens = key, tokenize(model, self.sentences, self.batch_size)
+        return embed(model, self._tokens[1])
 
 
 @dataclass(frozen=True)
@@ -178,30 +311,48 @@ def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batc
     Raises:
         InputError: An embedding is not finite; names the first sentence that has one.
     """
-    tokens = sentences if isinstance(sentences, Tokenized) else tokenize(model, sentences, batch_size)
-    if not tokens.sentences:
-        return torch.empty(0, model.get_embedding_dimension() or 0)
+    if isinstance(sentences, Tokenized):
+        count, parts = len(sentences.sentences), iter([sentences])
+    else:  # those of about one length together
+        count, order = len(sentences), sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
+        blocks = (order[begin : begin + _MANY] for begin in range(0, count, _MANY))
+        parts = (_tokenized_part(model, sentences, block, batch_size) for block in blocks)
+    embeddings = torch.empty(count, model.get_embedding_dimension() or 0)
     model.eval()
-    with torch.inference_mode():
-        found = [model(batch_to_device(dict(batch), model.device))["sentence_embedding"] for batch in tokens.batches]
-        in_order = truncate_embeddings(torch.cat(found), model.truncate_dim).float().cpu()
-    embeddings = torch.empty_like(in_order)
-    embeddings[tokens.order] = in_order
-    broken = (~torch.isfinite(embeddings).all(dim=1)).nonzero()
-    if len(broken):
-        raise InputError(f"the model's embedding of {tokens.sentences[int(broken[0])]!r} is not finite")
-    return F.normalize(embeddings, dim=1)
+    for part in parts:
+        with torch.inference_mode():
+            found = [model(batch_to_device(dict(batch), model.device))["sentence_embedding"] for batch in part.batches]
+            vectors = truncate_embeddings(torch.cat(found), model.truncate_dim).float().cpu()
+        broken = (~torch.isfinite(vectors).all(dim=1)).nonzero()
+        if len(broken):
+            first = min(int(part.order[int(row)]) for row in broken)
+            text = (sentences.sentences if isinstance(sentences, Tokenized) else sentences)[first]
+            raise InputError(f"the model's embedding of {text!r} is not finite")
+        embeddings[part.order] = F.normalize(vectors, dim=1)
+    return embeddings
+
+
+def _tokenized_part(
+    model: SentenceTransformer, sentences: Sequence[str], numbers: list[int], batch_size: int
+) -> Tokenized:
+    """Some of the sentences, with the numbers that they have among all."""
+    part = tokenize(model, [sentences[number] for number in numbers], batch_size)
+    return replace(part, order=torch.tensor(numbers)[part.order])
 
 
 def score_model(
-    tasks: Sequence[str], data: Mapping[str, GradedPairs], model: SentenceTransformer
+    tasks: Sequence[str],
+    data: Mapping[str, HeldOut],
+    model: SentenceTransformer,
+    metrics: Mapping[str, str] | None = None,
 ) -> tuple[Tasks, list[float]]:
     """Runs tasks, with each sentence encoded once.
 
     Args:
         tasks: Names of :data:`~simcse_st.evaluation.records.TASKS`.
-        data: The graded pairs of each task that has some; those on dev go by ``dev``.
+        data: The held-out set of each task that has one; those on dev go by ``dev``.
         model: The model.
+        metrics: The metric that counts of some of them, where it is not the default of its kind.
 
     Returns:
         The results, and the cosines of the dev pairs where they were computed.
@@ -215,6 +366,14 @@ def score_model(
     for name, pairs in data.items():
         if name not in tasks:
             continue
+        metric = (metrics or {}).get(name)
+        if isinstance(pairs, RetrievalSet):
+            evaluator = RetrievalEvaluator(pairs)
+            scores = evaluator.score(embeddings, place)
+            results[name] = Scores(
+                metric=metric or "ndcg@10", n=len(pairs), pairs_sha256=pairs.facts.pairs_sha256, **scores
+            )
+            continue
         cosines = _cosines(pairs, place, embeddings)
         try:
             scored = (
@@ -225,11 +384,12 @@ def score_model(
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         facts = {"pairs_sha256": pairs.facts.pairs_sha256, "mean_gold": pairs.facts.mean_gold}
-        results[name] = scored.model_copy(update=facts)
-    if "dev" not in data:
+        results[name] = scored.model_copy(update=facts | ({"metric": metric} if metric else {}))
+    dev = data.get("dev")
+    if not isinstance(dev, GradedPairs):
         return Tasks(**results), []
-    cosines = _cosines(data["dev"], place, embeddings)
-    return _with_dev(Tasks(**results), tasks, data["dev"], cosines, place, embeddings), cosines
+    cosines = _cosines(dev, place, embeddings)
+    return _with_dev(Tasks(**results), tasks, dev, cosines, place, embeddings), cosines
 
 
 def with_average(tasks: Tasks) -> Tasks:
@@ -241,9 +401,9 @@ def with_average(tasks: Tasks) -> Tasks:
     return tasks.model_copy(update={"average": Average(all=sum(known) / len(known), over=list(GROUPS["sts"]))})
 
 
-def sentences_of(sets: Iterable[GradedPairs]) -> list[str]:
+def sentences_of(sets: Iterable[HeldOut]) -> list[str]:
     """All distinct sentences."""
-    return list(dict.fromkeys(text for pairs in sets for text in (*pairs.sentences1, *pairs.sentences2)))
+    return list(dict.fromkeys(text for one in sets for text in one.texts()))
 
 
 def _with_dev(

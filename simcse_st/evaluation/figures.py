@@ -54,17 +54,21 @@ def draw_gold_cosine(models: Mapping[str, Sequence[float]], gold_of_5: Sequence[
     _save(figure, path)
 
 
-def draw_training(runs: Mapping[str, Sequence[HistoryEntry]], path: Path) -> None:
+def draw_training(
+    runs: Mapping[str, Sequence[HistoryEntry]], path: Path, metrics: Mapping[str, str] | None = None
+) -> None:
     """Draws the dev score and the loss over the steps.
 
     Args:
         runs: The records of each run's ``history.jsonl``, by its name.
         path: The PNG.
+        metrics: The metric of each run's dev, where it is not Spearman.
     """
     figure, panels = _panels(len(runs))
     for axes, (name, history) in zip(panels, runs.items(), strict=True):
+        metric = (metrics or {}).get(name, "spearman")
         losses = [(entry.step, entry.loss) for entry in history if entry.loss is not None]
-        scores = [(entry.step, entry.dev["spearman"]) for entry in history if entry.dev]
+        scores = [(entry.step, entry.dev[metric]) for entry in history if entry.dev]
         best = max(scores[1:] or scores, key=lambda score: score[1])
         (of_loss,) = axes.plot(*zip(*losses, strict=True), color="tab:gray", alpha=0.6, linewidth=1, label="loss")
         axes.set(title=_short(name), xlabel="step", ylabel="training loss")
@@ -74,7 +78,7 @@ def draw_training(runs: Mapping[str, Sequence[HistoryEntry]], path: Path) -> Non
         (of_best,) = right.plot(
             *best, "*", color="tab:red", markersize=13, label=f"kept: {best[1]:.2f} at step {best[0]}"
         )
-        right.set_ylabel("dev, Spearman x100")
+        right.set_ylabel(f"dev, {metric} x100")
         handles = [of_loss, of_score, of_best]
         axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize="small")
     _save(figure, path)

@@ -16,7 +16,8 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 from simcse_st.errors import InputError
-from simcse_st.evaluation.records import Correlation, GoldBand, Subset, YearScores
+from simcse_st.evaluation.records import GoldBand, Subset, YearScores
+from simcse_st.records import Scores
 
 _BLOCK = 2048
 
@@ -114,13 +115,13 @@ def cosines_of(first: Tensor, second: Tensor) -> list[float]:
     return (_unit(first) * _unit(second)).sum(dim=1).round(decimals=12).tolist()
 
 
-def correlations(gold: Sequence[float], cosines: Sequence[float]) -> Correlation:
+def correlations(gold: Sequence[float], cosines: Sequence[float]) -> Scores:
     """Spearman and Pearson correlation x100."""
     if len(set(gold)) == 1:
         raise InputError("gold scores must differ for a correlation to exist")
     if max(cosines) - min(cosines) < 1e-6:  # of float32 embeddings, nothing but rounding
         raise InputError("the model gives all pairs the same similarity, so that nothing can be measured")
-    return Correlation(
+    return Scores(
         spearman=100 * float(spearmanr(gold, cosines).statistic),
         pearson=100 * float(pearsonr(gold, cosines).statistic),
         n=len(gold),

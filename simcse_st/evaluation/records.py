@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from simcse_st.records import Environment, GradedFacts, ModelFacts, Record, Split
+from simcse_st.records import Environment, HeldOutFacts, ModelFacts, Record, Scores, Split
 
 YEARS = ("sts12", "sts13", "sts14", "sts15", "sts16")
 ON_DEV = ("geometry", "retrieval", "gold-scores", "mistakes")
@@ -26,16 +26,6 @@ def is_stsb(split: Split, pairs: int, mean_gold: float | None) -> bool:
     """Whether graded pairs are all of STS-B's dev or test."""
     size, mean = _STSB[split]
     return pairs == size and abs((mean_gold or 0.0) - mean) < 0.01
-
-
-class Correlation(Record):
-    """Correlation x100 of cosine similarity with gold scores."""
-
-    spearman: float
-    pearson: float
-    n: int
-    pairs_sha256: str = ""
-    mean_gold: float | None = None
 
 
 class Subset(Record):
@@ -125,8 +115,8 @@ class MTEBScore(Record):
 class Tasks(Record):
     """What was measured of a model."""
 
-    dev: Correlation | None = None
-    test: Correlation | None = None
+    dev: Scores | None = None
+    test: Scores | None = None
     geometry: Geometry | None = None
     retrieval: Retrieval | None = None
     gold_scores: list[GoldBand] | None = Field(default=None, alias="gold-scores")
@@ -136,11 +126,11 @@ class Tasks(Record):
     sts14: YearScores | None = None
     sts15: YearScores | None = None
     sts16: YearScores | None = None
-    sick_r: Correlation | None = Field(default=None, alias="sick-r")
+    sick_r: Scores | None = Field(default=None, alias="sick-r")
     average: Average | None = None
     mteb: dict[str, MTEBScore] | None = None
 
-    def split(self, name: Split) -> Correlation | None:
+    def split(self, name: Split) -> Scores | None:
         """The score on dev or test."""
         return self.dev if name == "dev" else self.test
 
@@ -149,9 +139,9 @@ class Tasks(Record):
         return getattr(self, name.replace("-", "_"))
 
     def score(self, name: str) -> float | None:
-        """Spearman x100 of a set of graded pairs; of a year of STS the paper's, over all subsets together."""
+        """The metric of a held-out set; of a year of STS the paper's Spearman x100, over all subsets together."""
         result = self.task(name)
-        return result.all if isinstance(result, YearScores) else result and result.spearman
+        return result.all if isinstance(result, YearScores) else result and result.value
 
 
 class MeasuredModel(ModelFacts):
@@ -168,7 +158,7 @@ class Evaluation(Record):
     FILE: ClassVar = "evaluation.json"
 
     protocol: str
-    data: dict[str, GradedFacts]
+    data: dict[str, HeldOutFacts]
     """By the task; those on dev go by ``dev``."""
     models: list[MeasuredModel]
     environment: Environment

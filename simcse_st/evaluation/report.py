@@ -21,11 +21,12 @@ PAPER: dict[Kind, dict[Split, float]] = {
 
 
 class Pairs(Record):
-    """The graded pairs that a score is of."""
+    """The graded pairs or queries that a score is of."""
 
     n: int
     pairs_sha256: str
-    mean_gold: float
+    mean_gold: float | None = None
+    metric: str = "spearman"
 
 
 class Gap(Record):
@@ -109,11 +110,13 @@ def gap_to_paper(kind: Kind | None, scores: dict[Split, float], data: dict[Split
 
 def pairs_of_run(run: Run) -> dict[Split, Pairs]:
     """What a run's scores are of."""
-    facts = {split: run.manifest.graded(split) for split in SPLITS}
-    return {
-        split: Pairs(n=one.pairs, pairs_sha256=one.pairs_sha256, mean_gold=one.mean_gold)
-        for split, one in facts.items()
-    }
+    found: dict[Split, Pairs] = {}
+    for split in SPLITS:
+        facts, scores = run.manifest.held_out(split), run.results.split(split)
+        found[split] = Pairs(
+            n=scores.n, pairs_sha256=facts.pairs_sha256, mean_gold=facts.mean_gold, metric=scores.metric
+        )
+    return found
 
 
 def report_table(record: Report) -> Table:
@@ -149,11 +152,16 @@ def _is_stsb(data: dict[Split, Pairs] | None) -> bool:
 
 
 def _data_key(system: System) -> tuple[str, ...]:
-    return tuple(system.data[split].pairs_sha256 for split in SPLITS) if system.data else ()
+    return (
+        tuple(f"{system.data[split].pairs_sha256} {system.data[split].metric}" for split in SPLITS)
+        if system.data
+        else ()
+    )
 
 
 def _sizes(data: dict[Split, Pairs]) -> str:
-    return ", ".join(f"{split} n {data[split].n:,}" for split in SPLITS)
+    named = {split: "" if one.metric == "spearman" else f"{one.metric} x100 " for split, one in data.items()}
+    return ", ".join(f"{split} {named[split]}n {data[split].n:,}" for split in SPLITS)
 
 
 def _systems(place: Path) -> list[System]:
@@ -178,15 +186,15 @@ def _systems(place: Path) -> list[System]:
 
 def _of_run(run: Run) -> System:
     results, data, kind = run.results, pairs_of_run(run), run.manifest.train.kind
-    scores: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    scores: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
     return System(
         name=str(run.folder),
         kind=kind,
         model_sha256=results.model_sha256,
         **scores,
         data=data,
-        alignment=results.dev.alignment,
-        uniformity=results.dev.uniformity,
+        alignment=results.dev.metrics.get("alignment"),
+        uniformity=results.dev.metrics.get("uniformity"),
         step=results.best_step,
         steps=results.total_steps,
         recipe=results.recipe,
@@ -219,7 +227,7 @@ def _of_model(model: MeasuredModel, record: Path) -> System:
     if not scores["dev"] or not scores["test"]:
         raise InputError(f"{record}: {model.name} was not measured on dev and test: run evaluate with these tasks")
     data = {
-        split: Pairs(n=score.n, pairs_sha256=score.pairs_sha256, mean_gold=score.mean_gold or 0.0)
+        split: Pairs(n=score.n, pairs_sha256=score.pairs_sha256, mean_gold=score.mean_gold, metric=score.metric)
         for split, score in scores.items()
         if score
     }
@@ -227,8 +235,8 @@ def _of_model(model: MeasuredModel, record: Path) -> System:
     return System(
         name=model.name,
         model_sha256=model.model_sha256,
-        dev=scores["dev"].spearman,
-        test=scores["test"].spearman,
+        dev=scores["dev"].value,
+        test=scores["test"].value,
         data=data,
         alignment=geometry.alignment if geometry else None,
         uniformity=geometry.uniformity if geometry else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from simcse_st.console import Table
 from simcse_st.evaluation.records import YEARS, Ablation, Evaluation, MeasuredModel, Seeds, Tasks, is_stsb
-from simcse_st.records import SPLITS, Results, Split
+from simcse_st.records import SPLITS, Results, Scores, Split
 
 
 def run_table(results: Results) -> Table:
@@ -14,13 +14,29 @@ def run_table(results: Results) -> Table:
     scores = [("before training", results.base)]
     if results.untrained:
         scores = [("the base as saved", results.base), (f"{results.stack}, untrained", results.untrained)]
-    after: dict[Split, float] = {split: results.split(split).spearman for split in SPLITS}
+    after: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
     rows = [[name, *(f"{of[split]:.2f}" for split in SPLITS)] for name, of in [*scores, ("after", after)]]
     rows.append(["change", *(f"{after[split] - results.base[split]:+.2f}" for split in SPLITS)])
-    title = f"Spearman x100, weights of step {results.best_step} of {results.total_steps}"
+    title = f"{_metric_name(results)} x100, weights of step {results.best_step} of {results.total_steps}"
     if results.planned_steps:
         title += f" ({results.planned_steps} were planned)"
-    return Table(title, ["", *(f"{split} ({results.split(split).pairs:,} pairs)" for split in SPLITS)], rows)
+    return Table(title, ["", *(f"{split} ({_size(results.split(split))})" for split in SPLITS)], rows)
+
+
+def _metric_name(results: Results) -> str:
+    """What the scores of a run are."""
+    names = dict.fromkeys(metric_name(results.split(split).metric) for split in SPLITS)
+    return " and ".join(names)
+
+
+def metric_name(metric: str) -> str:
+    """A metric as tables print it: ``Spearman``, ``nDCG@10``."""
+    name, at, k = metric.partition("@")
+    return f"{_METRICS.get(name, name)}{at}{k}"
+
+
+def _size(scores: Scores) -> str:
+    return f"{scores.n:,} {'queries' if '@' in scores.metric else 'pairs'}"
 
 
 def run_summary(results: Results) -> str:
@@ -34,10 +50,12 @@ def run_summary(results: Results) -> str:
     )
 
 
+_METRICS = {"spearman": "Spearman", "pearson": "Pearson", "ndcg": "nDCG", "mrr": "MRR", "map": "MAP"}
+
 # Of each column: its head, the task, and where in its result the number and the number of what it is over stand.
 _COLUMNS: tuple[tuple[str, str, str, str, str], ...] = (
-    ("dev", "dev", "spearman", "n", ".2f"),
-    ("test", "test", "spearman", "n", ".2f"),
+    ("dev", "dev", "value", "n", ".2f"),
+    ("test", "test", "value", "n", ".2f"),
     ("alignment", "geometry", "alignment", "pairs", ".3f"),
     ("uniformity", "geometry", "uniformity", "sentences", ".3f"),
     ("recall@1", "retrieval", "recall_at_1", "n", ".3f"),
@@ -55,7 +73,9 @@ def evaluation_tables(record: Evaluation) -> list[Table]:
     in_years = [head for head, *_ in found] == ["test"] and first.task(YEARS[0])
     if found and not in_years:  # where it is the only one, test stands among the years
         heads = [f"{head}\nn {getattr(first.task(task), size):,}" for head, task, _, size, _ in found]
-        title = "Spearman x100 of cosine similarity; alignment and uniformity: lower is better"
+        of_sets = [scores.metric for split in SPLITS if (scores := first.split(split))] or ["spearman"]
+        named = " and ".join(dict.fromkeys(map(metric_name, of_sets)))
+        title = f"{named} x100 of cosine similarity; alignment and uniformity: lower is better"
         cells = [[f"{getattr(m.tasks.task(task), key):{form}}" for _, task, key, _, form in found] for m in models]
         tables.append(_table(title, models, heads, cells))
     tables += _sts_tables(models)

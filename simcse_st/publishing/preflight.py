@@ -16,14 +16,14 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session, hf_raise_for_status
 from pydantic import BaseModel, Field
 
+from simcse_st.data.held_out import HeldOut, load_held_out
 from simcse_st.data.sources import resolve
-from simcse_st.data.sts import GradedPairs, load_graded_pairs
 from simcse_st.errors import InputError, RunError
 from simcse_st.evaluation.records import Evaluation
 from simcse_st.identity import weights_sha256
 from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
 from simcse_st.publishing.verify import TOLERANCE, load_as_anyone, read_proof
-from simcse_st.recipe import GradedFile
+from simcse_st.recipe import files_of
 from simcse_st.records import SPLITS, Record
 from simcse_st.run import CARD, Run
 
@@ -89,8 +89,7 @@ def _folders(run: Run) -> list[Path]:
     recipe = run.recipe
     sources = [recipe.data.train, recipe.data.dev, recipe.data.test]
     names = [name for source in sources for name in (source if isinstance(source, list) else [source])]
-    named = [name.file if isinstance(name, GradedFile) else name for name in names]
-    files = [Path(resolve(name)).expanduser() for name in named if isinstance(name, str)]
+    files = [Path(resolve(name)).expanduser() for reference in names for name in files_of(reference)]
     base = Path(resolve(recipe.model.base)).expanduser()
     return [*([base] if base.is_absolute() else []), *(file.parent for file in files if file.is_absolute())]
 
@@ -195,19 +194,19 @@ def _files_by_its_card(api: HfApi, target: Target) -> set[str]:
     return set(proof["files"]) if proof else set()
 
 
-def load_pairs(run: Run) -> dict[str, GradedPairs]:
-    """The run's dev and test pairs, which must be those that it was measured on."""
-    pairs: dict[str, GradedPairs] = {}
-    for split, of_hub in zip(SPLITS, ("validation", "test"), strict=True):
-        pairs[split] = load_graded_pairs(run.graded(split), of_hub, run.recipe.data.quotes)
-        if pairs[split].facts.pairs_sha256 != run.manifest.graded(split).pairs_sha256:
+def load_pairs(run: Run) -> dict[str, HeldOut]:
+    """The run's dev and test, which must be those that it was measured on."""
+    pairs: dict[str, HeldOut] = {}
+    for split in SPLITS:
+        pairs[split] = load_held_out(run.held_out(split), split, run.recipe.data)
+        if pairs[split].facts.pairs_sha256 != run.manifest.held_out(split).pairs_sha256:
             raise InputError(
-                f"data.{split}: these {len(pairs[split]):,} pairs are not those that the run was measured on"
+                f"data.{split}: these {pairs[split].facts.size} are not those that the run was measured on"
             )
     return pairs
 
 
-def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
+def check_model(run: Run, pairs: Mapping[str, HeldOut]) -> None:
     """Loads the model as its verification will, and measures it again.
 
     Raises:
@@ -224,7 +223,8 @@ def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
         own = next((one.tasks for one in models if one.model_sha256 == run.results.model_sha256), None)
         known = {name: own.task(name) for name in ("geometry", "retrieval")} if own else {}
         recorded |= {name: result for name, result in known.items() if result}
-    found, _ = score_model(list(recorded), pairs, model)
+    metrics: dict[str, str] = {split: run.results.split(split).metric for split in SPLITS}
+    found, _ = score_model(list(recorded), pairs, model, metrics)
     wrong = []
     for task, record in recorded.items():
         new = found.task(task)
@@ -237,4 +237,4 @@ def check_model(run: Run, pairs: Mapping[str, GradedPairs]) -> None:
     if wrong:
         raise RunError(f"{run.model_path} is not the model that its records are about: {wrong[0]}: not published")
     assert found.test
-    logger.info("model    loads, and scores as recorded: test %.4f", found.test.spearman)
+    logger.info("model    loads, and scores as recorded: test %.4f", found.test.value)

@@ -158,7 +158,7 @@ def _record(run: Run, target: Target, files: Mapping[str, LocalFile]) -> Push:
         files={name: PushedFile(size=file.size, sha256=file.sha256) for name, file in sorted(files.items())},
         stack=run.results.stack,
         weights_sha256=run.results.weights_sha256,
-        scores={split: run.results.split(split).spearman for split in SPLITS},
+        scores={split: run.results.split(split).value for split in SPLITS},
     )
 
 
@@ -205,7 +205,7 @@ def _create(api: HfApi, target: Target) -> None:
 
 
 def _title(run: Run) -> str:
-    dev, test = (run.results.split(split).spearman for split in SPLITS)
+    dev, test = (run.results.split(split).value for split in SPLITS)
     return f"{run.recipe.name}: dev {dev:.2f}, test {test:.2f} (simcse-st {run.environment.packages['simcse-st']})"
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub  # which imports its parts as they are used
 import yaml
 
-from simcse_st.card import PROOF
+from simcse_st.card import METRIC, PROOF
 from simcse_st.console import quiet_bars
+from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out
 from simcse_st.data.sources import PACKAGE_SCHEME
-from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
 from simcse_st.encoders import check_encoder, takes
 from simcse_st.errors import InputError, one_line
+from simcse_st.evaluation.tables import metric_name
 from simcse_st.identity import describe_model, weights_sha256
 from simcse_st.publishing.hub import (
     HARMLESS,
@@ -31,7 +32,7 @@ from simcse_st.publishing.hub import (
     local_file,
     remote_files,
 )
-from simcse_st.recipe import GradedReference, HubDataset
+from simcse_st.recipe import HeldOutReference, HubDataset
 from simcse_st.records import Push, Pushes
 from simcse_st.run import CARD, Run, open_run
 
@@ -66,13 +67,15 @@ class Stated:
         stack: Its modules.
         weights_sha256: The checksum of its weights.
         files: The SHA-256 of its files, by their paths.
-        score: Spearman x100 on the test pairs.
+        metric: The metric of its test score.
+        score: That score, x100.
         test: That score's entry, with what the pairs are.
     """
 
     stack: str
     weights_sha256: str
     files: dict[str, str]
+    metric: str
     score: float
     test: EvalResult
 
@@ -82,7 +85,7 @@ def verify(
     *,
     revision: str | None = None,
     run: str | Path | None = None,
-    test: GradedReference | None = None,
+    test: HeldOutReference | None = None,
     timeout: float = TIMEOUT,
 ) -> Iterator[Check]:
     """Fetches a published model anew and compares it with the hub's checksums, with its card and with the run.
@@ -93,7 +96,7 @@ def verify(
         repo_id: ``OWNER/NAME``.
         revision: A commit, branch or tag; by default ``main``, or where it was pushed to, if that is elsewhere alone.
         run: The run folder that it was pushed from; by default those in ``runs`` whose ``push.json`` names it.
-        test: Graded pairs of the card's test score; by default those that the run or the card names.
+        test: The set of the card's test score; by default the one that the run or the card names.
         timeout: Seconds to wait for the hub.
 
     Yields:
@@ -103,7 +106,7 @@ def verify(
     api = connect(timeout)
     pushes = _pushes_to(repo_id, open_run(run) if run is not None else None)
     if test is not None:
-        check_graded_pairs(test, "test")
+        check_held_out(test, "test")
     return _verify(repo_id, api, revision, pushes, test)
 
 
@@ -112,9 +115,11 @@ def _verify(
     api: huggingface_hub.HfApi,
     revision: str | None,
     pushes: list[tuple[Run, Push]],
-    test: GradedReference | None,
+    test: HeldOutReference | None,
 ) -> Iterator[Check]:
-    pairs = load_graded_pairs(test) if test is not None else None  # what cannot be read is known before all is fetched
+    pairs = (
+        load_held_out(test, "test") if test is not None else None
+    )  # what cannot be read is known before all is fetched
     here = [(run, push) for run, push in pushes if push.revision == (revision or "main")]
     if not here and not revision:
         here = pushes[:1]
@@ -206,7 +211,7 @@ def _check_files(copy: Path, remote: dict[str, RepoFile], stated: Stated | None,
 
 
 def _check_model(
-    copy: Path, stated: Stated | None, run: Run | None, pushed: Push | None, pairs: GradedPairs | None
+    copy: Path, stated: Stated | None, run: Run | None, pushed: Push | None, pairs: HeldOut | None
 ) -> Iterator[Check]:
     """What the card says, what loads, and what it scores."""
     import torch
@@ -216,8 +221,8 @@ def _check_model(
         return
     finding = f"test {stated.score:.4f} on {stated.test.dataset_name}"
     if pushed:
-        said = (stated.stack, stated.weights_sha256, stated.score)
-        as_pushed = said == (pushed.stack, pushed.weights_sha256, pushed.scores["test"])
+        said = (stated.stack, stated.weights_sha256)
+        as_pushed = said == (pushed.stack, pushed.weights_sha256) and abs(stated.score - pushed.scores["test"]) < 1e-9
         yield Check("card", as_pushed, f"{finding}, {'' if as_pushed else 'not '}as in {Pushes.FILE}")
     else:
         yield Check("card", True, finding)
@@ -242,7 +247,10 @@ def _read_card(path: Path) -> Stated | None:
         data = huggingface_hub.ModelCard(path.read_text("utf-8")).data
         proof, test = read_proof(data) or {}, next(filter(_is_test, data["eval_results"]))
         files = {str(name): str(sha256) for name, sha256 in proof["files"].items()}
-        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, float(test.metric_value), test)
+        metric = str((test.dataset_args or {}).get(METRIC, "spearman"))
+        # Cards of the first versions state it x100, and say so.
+        score = float(test.metric_value) * (1 if str(test.metric_name).endswith("x100") else 100)
+        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, metric, score, test)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return None
 
@@ -274,28 +282,32 @@ def load_as_anyone(copy: Path) -> tuple[SentenceTransformer | None, str]:
     return model, ""
 
 
-def _check_score(stated: Stated, model: SentenceTransformer, run: Run | None, pairs: GradedPairs | None) -> Check:
-    pairs = pairs or load_graded_pairs(_place_of(stated.test, run))
+def _check_score(stated: Stated, model: SentenceTransformer, run: Run | None, pairs: HeldOut | None) -> Check:
+    pairs = pairs or load_held_out(_place_of(stated.test, run), "test")
     found, wanted = pairs.facts.pairs_sha256, (stated.test.dataset_args or {}).get("pairs_sha256")
     if found != wanted:
-        return Check("score", False, f"these {len(pairs):,} pairs (SHA-256 {found}) are not the card's ({wanted})")
-    score = spearman(model, pairs)
-    finding = f"Spearman x100 {score:.4f} on {len(pairs):,} test pairs, in the card {stated.score:.4f}"
+        return Check("score", False, f"these {pairs.facts.size} (SHA-256 {found}) are not the card's ({wanted})")
+    score = score_of(model, pairs, stated.metric)
+    finding = (
+        f"{metric_name(stated.metric)} x100 {score:.4f} on {pairs.facts.size} of test, in the card {stated.score:.4f}"
+    )
     return Check("score", abs(score - stated.score) <= TOLERANCE, finding)
 
 
 def _is_test(result: EvalResult) -> bool:
     """Whether it is the score to take again."""
-    return result.metric_type == "spearman_cosine" and (result.dataset_args or {}).get("role") == "test"
+    told = result.dataset_args or {}
+    metric = str(told.get(METRIC, "spearman"))
+    return told.get("role") == "test" and result.metric_type in (f"{metric}_cosine", f"cosine_{metric}")
 
 
-def _place_of(stated: EvalResult, run: Run | None) -> GradedReference:
+def _place_of(stated: EvalResult, run: Run | None) -> HeldOutReference:
     """Where the test pairs are: as the run's recipe says, or the card."""
     packaged = str((stated.dataset_args or {}).get("source", ""))
     if packaged.startswith(PACKAGE_SCHEME):
         return packaged
     if run:
-        return run.graded("test")
+        return run.held_out("test")
     if "/" in stated.dataset_type:
         return HubDataset(
             dataset=stated.dataset_type,
@@ -303,13 +315,15 @@ def _place_of(stated: EvalResult, run: Run | None) -> GradedReference:
             split=stated.dataset_split,
             revision=stated.dataset_revision,
         )
-    raise InputError(f"the card's test score is on {stated.dataset_name}: say where these pairs are, by --test")
+    raise InputError(f"the card's test score is on {stated.dataset_name}: say where that set is, by --test")
 
 
-def spearman(model: SentenceTransformer, pairs: GradedPairs) -> float:
-    """Spearman x100 of a model on graded pairs, as a run's test score is taken."""
+def score_of(model: SentenceTransformer, pairs: HeldOut, metric: str) -> float:
+    """A metric of a model on a held-out set, x100, as a run's test score is taken."""
     from simcse_st.evaluation.evaluators import score_model
 
-    results, _ = score_model(["test"], {"test": pairs}, model)
+    results, _ = score_model(["test"], {"test": pairs}, model, {"test": metric})
     assert results.test
-    return results.test.spearman
+    if metric not in results.test.metrics:
+        raise InputError(f"--test: the card's score is {metric}, which these {pairs.facts.size} have not")
+    return results.test.value

@@ -201,8 +201,11 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
         return of_key, not is_type or len(loc) > 3, -faults[loc[:3]], len(loc), not is_type
 
     first = max(errors, key=nearness)
-    # Which member of a union was tried is no part of the key.
-    path = [str(part) for part in first["loc"] if not re.search(r"(str|int|HubDataset|GradedFile|\])$", str(part))]
+    # Which member of a union was tried is no part of the key; only a section's keys have several types.
+    member = r"(str|int|HubDataset|GradedFile|Retrieval\w+|NanoBEIR|HoldOut|\])$"
+    names = first["loc"][2:-1] if first["type"] == "extra_forbidden" else first["loc"][2:]
+    inner = [str(part) for part in names if not re.search(member, str(part))]
+    path = [*map(str, first["loc"][:2]), *inner, *map(str, first["loc"][2 + len(names) :])]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
     written = [name for name in origin if f"{key}.".startswith(f"{name}.")]

@@ -12,13 +12,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
-from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
+from simcse_st.data import HeldOut, TrainingData
+from simcse_st.data.held_out import load_data
 from simcse_st.encoders import encoder_path
 from simcse_st.errors import InputError
 from simcse_st.identity import describe_modules, dropout_probabilities, length_of
 from simcse_st.models import Stack, build_stack
 from simcse_st.recipe import Recipe
-from simcse_st.records import Environment, Manifest
+from simcse_st.records import Environment, Manifest, Split
 from simcse_st.run import describe_environment, file_sha256
 from simcse_st.training.prepare import facts_of_texts, state_data
 
@@ -33,8 +34,7 @@ class Inputs:
 
     stack: Stack
     data: TrainingData
-    dev: GradedPairs
-    test: GradedPairs
+    held_out: dict[Split, HeldOut]
     manifest: Manifest
     environment: Environment
     base_model: str | None
@@ -46,19 +46,23 @@ class Inputs:
         return self.stack.model
 
 
-def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> Inputs:
+def load_inputs(
+    recipe: Recipe,
+    devices: int = 1,
+    device: str | None = None,
+    read: tuple[TrainingData, dict[Split, HeldOut]] | None = None,
+) -> Inputs:
     """Loads and checks all that a run needs, cheap things first.
 
     Args:
         recipe: What is going to run.
         devices: The number of processes that train together.
         device: Where to put this one's model; by default a GPU if there is one.
+        read: Its data, where they have been read already.
     """
     precision = choose_precision(recipe, torch.device(device or get_device_name()))
     check_machine(recipe, devices, precision)
-    dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
-    test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
-    data = load_training_data(recipe.data)
+    data, held_out = read or load_data(recipe.data)
     if len(data) < recipe.training.batch_size:
         raise InputError(
             f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of "
@@ -75,16 +79,16 @@ def load_inputs(recipe: Recipe, devices: int = 1, device: str | None = None) -> 
         raise InputError(f"training.max_length is {limit}, but the model takes {longest} tokens at most")
     samples = [list(row) for row in islice(data.rows(), _SAMPLES)] if recipe.card.samples else None
     prompt = model.prompts.get(model.default_prompt_name or "") or ""
-    facts = facts_of_texts(recipe, data, {"dev": dev, "test": test}, model.tokenizer, prompt)
+    facts = facts_of_texts(recipe, data, held_out, model.tokenizer, prompt)
     manifest = Manifest(
         train=facts.model_copy(update={"samples": samples}),
-        dev=dev.facts,
-        test=test.facts,
+        dev=held_out["dev"].facts,
+        test=held_out["test"].facts,
         base_changes=stack.changes,
     )
     environment = describe_environment(model.device, precision, devices)
     is_local = Path(encoder_path(recipe.model.base)).exists()  # asked now: the folder may be gone when the run ends
-    return Inputs(stack, data, dev, test, manifest, environment, None if is_local else recipe.model.base)
+    return Inputs(stack, data, held_out, manifest, environment, None if is_local else recipe.model.base)
 
 
 def check_machine(recipe: Recipe, devices: int, precision: str) -> None:

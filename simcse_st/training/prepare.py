@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from simcse_st.console import progress
-from simcse_st.data import GradedPairs, TrainingData, load_graded_pairs, load_training_data
+from simcse_st.data import HeldOut, TrainingData
+from simcse_st.data.held_out import check_held_out, load_data
 from simcse_st.data.sources import find_source, resolve
-from simcse_st.data.sts import check_graded_pairs
 from simcse_st.encoders import encoder_path, tokenizer_at_hand
 from simcse_st.errors import RunError, listed
 from simcse_st.recipe import Recipe
-from simcse_st.records import SPLITS, Manifest, Overlap, Record, Split, TrainFacts, Truncation
+from simcse_st.records import SPLITS, Manifest, Overlap, Record, RetrievalFacts, Split, TrainFacts, Truncation
 from simcse_st.run import Run, check_free, locked, package_versions
 
 logger = logging.getLogger(__name__)
@@ -59,15 +59,13 @@ def prepare(recipe: Recipe, output: str | Path | None = None, *, overwrite: bool
     check_data_places(recipe)
     with locked(folder):
         check_free(folder, overwrite)
-        dev = load_graded_pairs(recipe.data.dev, "validation", recipe.data.quotes)
-        test = load_graded_pairs(recipe.data.test, "test", recipe.data.quotes)
-        train = load_training_data(recipe.data)
+        train, held_out = load_data(recipe.data)
         prompt = (recipe.model.prompts or {}).get(recipe.model.prompt or "", "")
-        facts = facts_of_texts(recipe, train, {"dev": dev, "test": test}, tokenizer_at_hand(recipe.model), prompt)
+        facts = facts_of_texts(recipe, train, held_out, tokenizer_at_hand(recipe.model), prompt)
         manifest = PreparedManifest(
             train=facts,
-            dev=dev.facts,
-            test=test.facts,
+            dev=held_out["dev"].facts,
+            test=held_out["test"].facts,
             outputs=[Output(file=TRAIN_FILE, rows=len(train), sha256=facts.prepared_sha256)],
             packages=package_versions(),
         )
@@ -95,24 +93,25 @@ def check_places(recipe: Recipe) -> None:
 def check_data_places(recipe: Recipe) -> None:
     """The same for the data alone."""
     find_source(recipe.data.train, "train", recipe.data.quotes)
-    check_graded_pairs(recipe.data.dev, "validation")
-    check_graded_pairs(recipe.data.test, "test")
+    check_held_out(recipe.data.dev, "dev")
+    check_held_out(recipe.data.test, "test")
 
 
 def facts_of_texts(
-    recipe: Recipe, data: TrainingData, graded: Mapping[Split, GradedPairs], tokenizer: Any | None, prompt: str = ""
+    recipe: Recipe, data: TrainingData, held_out: Mapping[Split, HeldOut], tokenizer: Any | None, prompt: str = ""
 ) -> TrainFacts:
     """The facts about training data, with those that take a look at every text of it.
 
     Args:
         recipe: The recipe.
         data: Its training data.
-        graded: Its dev and test pairs, which should not stand in them.
+        held_out: Its dev and test, which should not stand in them.
         tokenizer: The base's tokenizer, if it is at hand.
         prompt: What stands before every text, whose tokens count too.
     """
-    wanted = {text for pairs in graded.values() for side in (pairs.sentences1, pairs.sentences2) for text in side}
-    pairs_of = {split: [*map(_pair, pairs.sentences1, pairs.sentences2)] for split, pairs in graded.items()}
+    texts_of = {split: set(one.texts()) for split, one in held_out.items()}
+    wanted = set().union(*texts_of.values())
+    pairs_of = {split: [_pair(*pair) for pair in one.pairs()] for split, one in held_out.items()}
     wanted_pairs = {pair for pairs in pairs_of.values() for pair in pairs}
     found: set[str] = set()
     found_pairs: set[tuple[str, str]] = set()
@@ -132,13 +131,12 @@ def facts_of_texts(
         if lengths:
             lengths.add([prompt + text for text in texts])
     overlap = {}
-    for split, pairs in graded.items():
-        sentences = {*pairs.sentences1, *pairs.sentences2}
+    for split, sentences in texts_of.items():
         overlap[split] = Overlap(
             sentences=len(sentences & found),
             of_sentences=len(sentences),
             pairs=sum(pair in found_pairs for pair in pairs_of[split]),
-            of_pairs=len(pairs),
+            of_pairs=len(pairs_of[split]),
         )
     base = Path(resolve(recipe.model.base)).expanduser()
     name = base.name if base.exists() else recipe.model.base  # a folder of this machine is its own business
@@ -181,9 +179,15 @@ def state_data(recipe: Recipe, manifest: Manifest) -> None:
     """Says once what was read, what was left out, and what is going to be trained on."""
     facts, cut = manifest.train, manifest.train.truncation
     for split in SPLITS:
-        for layout in manifest.graded(split).columns:
+        facts_of = manifest.held_out(split)
+        if isinstance(facts_of, RetrievalFacts):
+            logger.info(
+                "%-8s %s: %d queries, %d passages, %d to find", split, facts_of.sources[0].name,
+                facts_of.queries, facts_of.passages, facts_of.relevant,
+            )  # fmt: skip
+        for layout in manifest.held_out(split).columns:
             if layout.startswith(("without", "SentEval")):
-                logger.info("%-8s %s: read %s", split, manifest.graded(split).sources[0].name, layout)
+                logger.info("%-8s %s: read %s", split, manifest.held_out(split).sources[0].name, layout)
     if facts.columns_left_out:
         logger.warning("columns  %s hold no text role and are left out", listed(facts.columns_left_out))
     if recipe.data.kind == "sentences":

@@ -17,14 +17,15 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.card import render_card
+from simcse_st.data import HeldOut, TrainingData
 from simcse_st.errors import InputError, RunError, is_out_of_memory
 from simcse_st.evaluation.evaluate import measure_run
-from simcse_st.evaluation.evaluators import STSEvaluator
+from simcse_st.evaluation.evaluators import Evaluator, evaluator_of
 from simcse_st.identity import weights_sha256
 from simcse_st.models import Located, load_model
-from simcse_st.recipe import Given, Recipe
-from simcse_st.records import SPLITS, Results, Split, SplitScores
-from simcse_st.run import CARD, Run, file_sha256
+from simcse_st.recipe import Recipe, metrics_of
+from simcse_st.records import SPLITS, Results, Scores, Split
+from simcse_st.run import CARD, Run, file_sha256, is_kept
 from simcse_st.training.arguments import trackers, training_arguments
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
@@ -36,12 +37,14 @@ from simcse_st.training.loss import SimCSELoss
 logger = logging.getLogger(__name__)
 
 
-def run_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
+def run_recipe(
+    recipe: Recipe, folder: Path, read: tuple[TrainingData, dict[Split, HeldOut]] | None = None, *, resume: bool
+) -> None:
     """Runs a recipe in a folder that this process holds; see :func:`~simcse_st.training.train.train`."""
     run = Run(folder)
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
     with disk_errors(folder), _memory_errors(recipe):
-        _run_recipe(recipe, run, process, resume=resume)
+        _run_recipe(recipe, run, process, read, resume=resume)
     process.wait_for_everyone()
 
 
@@ -61,25 +64,31 @@ def _memory_errors(recipe: Recipe) -> Iterator[None]:
         ) from error
 
 
-def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool) -> None:
-    inputs = load_inputs(recipe, process.num_processes, str(process.device))
+def _run_recipe(
+    recipe: Recipe,
+    run: Run,
+    process: PartialState,
+    read: tuple[TrainingData, dict[Split, HeldOut]] | None,
+    *,
+    resume: bool,
+) -> None:
+    inputs = load_inputs(recipe, process.num_processes, str(process.device), read)
     checkpoint = checkpoint_to_resume(run, inputs.manifest, inputs.environment) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
     loss = _loss(recipe, inputs, process.num_processes)
     if checkpoint:
         loss.seen = BatchCounter(**checkpoint.record.seen)
-    dev, test = (
-        STSEvaluator(part.sentences1, part.sentences2, part.scores, paraphrases=part.paraphrases())
-        for part in (inputs.dev, inputs.test)
-    )
-    before = _score(inputs, inputs.model, dev, test, "before training")
+    metrics = _metrics(recipe)
+    evaluators = {split: evaluator_of(one) for split, one in inputs.held_out.items()}
+    before = _score(inputs, inputs.model, evaluators, metrics, "before training")
     if checkpoint and before:
-        _check_base(run.folder, checkpoint.record.best.base_metrics["spearman"], before["dev"]["spearman"])
+        chosen = metrics["dev"]
+        _check_base(run.folder, checkpoint.record.best.base_metrics[chosen], before["dev"][chosen])
     base = before
     if not inputs.stack.is_base:  # a gain over less than the base would be none
         saved = load_model(Located(recipe.model.base, inputs.stack.folder), str(process.device))
-        base = _score(inputs, saved, dev, test, "the base as saved")
+        base = _score(inputs, saved, evaluators, metrics, "the base as saved")
         del saved
 
     args = training_arguments(recipe, inputs, loss, run.checkpoints, process.num_processes)
@@ -89,20 +98,21 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
     process.wait_for_everyone()  # all have looked for a checkpoint
     if process.is_main_process and checkpoint is None:
         run.begin(recipe)
-        for split, pairs in (("dev", inputs.dev), ("test", inputs.test)):
-            if isinstance(getattr(recipe.data, split), Given):
-                pairs.write(run.folder / f"given-{split}.jsonl")
+        for split, one in inputs.held_out.items():
+            if is_kept(getattr(recipe.data, split)):
+                one.write(run.kept(split))
         run.write(inputs.manifest)
         run.write(inputs.environment)
     process.wait_for_everyone()
     best = STSCallback(
-        dev,
+        evaluators["dev"],
         run.checkpoints / "best",
         eval_steps=recipe.training.eval_steps,
         base_metrics=before.get("dev"),
-        baseline=base["dev"]["spearman"] if base else None,
+        metric=metrics["dev"],
+        baseline=base["dev"][metrics["dev"]] if base else None,
         history=run.history_path,
-        early_steps=recipe.training.early_steps,
+        early_steps=recipe.training.early_steps if "alignment" in before.get("dev", {}) else None,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
         patience=recipe.training.patience,
     )
@@ -112,24 +122,37 @@ def _run_recipe(recipe: Recipe, run: Run, process: PartialState, *, resume: bool
     total_steps = _fit(recipe, inputs, loss, saver, args, reporting)
     if process.is_main_process:
         model = _keep(best, run, str(process.device))
-        scores = [{split: metrics["spearman"] for split, metrics in one.items()} for one in (base, before)]
+        scores = [{split: one[split][metric] for split, metric in metrics.items()} for one in (base, before)]
         _record(recipe, inputs, run, model, saver, scores, total_steps)
 
 
+def _metrics(recipe: Recipe) -> dict[Split, str]:
+    """The metric of dev and of test that counts: on test, that of dev where it has one."""
+    known = {split: metrics_of(getattr(recipe.data, split)) for split in SPLITS}
+    chosen = recipe.training.metric or known["dev"][0]
+    return {split: chosen if chosen in metrics else metrics[0] for split, metrics in known.items()}
+
+
 def _score(
-    inputs: Inputs, model: SentenceTransformer, dev: STSEvaluator, test: STSEvaluator, what: str
+    inputs: Inputs,
+    model: SentenceTransformer,
+    evaluators: dict[Split, Evaluator],
+    metrics: dict[Split, str],
+    what: str,
 ) -> dict[Split, dict[str, float]]:
     """The metrics on dev and test; of several processes, in the first alone."""
     with distributed_evaluation(model) as scoring:
         if not scoring:
             return {}
         found: dict[Split, dict[str, float]] = {}
-        for split, evaluator in zip(SPLITS, (dev, test), strict=True):
+        for split, evaluator in evaluators.items():
             try:
                 found[split] = evaluator(model)
             except InputError as error:
-                raise InputError(f"{inputs.manifest.graded(split).sources[0].name}, before training: {error}") from None
-    logger.info("%s   dev %.2f, test %.2f", what, *(metrics["spearman"] for metrics in found.values()))
+                raise InputError(
+                    f"{inputs.manifest.held_out(split).sources[0].name}, before training: {error}"
+                ) from None
+    logger.info("%s   dev %.2f, test %.2f", what, *(found[split][metrics[split]] for split in SPLITS))
     return found
 
 
@@ -146,11 +169,11 @@ def _record(
     best, seconds = saver.best, saver.train_seconds
     if not any(entry.loss for entry in run.history()):
         logger.warning("loss     it was 0 from the first step to the last: there was nothing to learn")
-    evaluation = measure_run(recipe.name, model, inputs.dev, inputs.test)
+    evaluation = measure_run(recipe.name, model, inputs.held_out, metrics := _metrics(recipe))
     (measured,) = evaluation.models
     assert best.best_step is not None
     assert measured.tasks.test
-    test = measured.tasks.test
+    dev = inputs.held_out["dev"]
     planned, _ = recipe.training.steps(len(inputs.data))
     results = Results(
         recipe=recipe.name,
@@ -159,8 +182,8 @@ def _record(
         planned_steps=planned if total_steps < planned else None,
         base=before[0],
         untrained=None if inputs.stack.is_base else before[1],
-        dev=SplitScores(**best.best_metrics, pairs=len(inputs.dev)),
-        test=SplitScores(spearman=test.spearman, pearson=test.pearson, pairs=test.n),
+        dev=Scores(metric=metrics["dev"], n=len(dev), **best.best_metrics),
+        test=Scores(metric=metrics["test"], n=measured.tasks.test.n, **measured.tasks.test.metrics),
         weights_sha256=best.best_sha256,
         base_model=inputs.base_model,
         model_sha256=measured.model_sha256,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simcse_st.card import load_template
 from simcse_st.console import first_process
+from simcse_st.data.held_out import load_data
 from simcse_st.errors import InputError
-from simcse_st.recipe import Given, Recipe, checked
+from simcse_st.recipe import Given, Recipe, RetrievalRows, checked
 from simcse_st.run import Run, check_free, locked
 from simcse_st.training.prepare import check_places
 
@@ -37,7 +39,8 @@ def train(
             there are any, hard negatives. What the recipe says of its own data, ``card.language`` and
             ``card.license``, goes.
         dev: Graded pairs in the place of ``data.dev``, in the same forms; a tuple has the first sentences, the second
-            and the scores. The run keeps them beside its records, so that it can be measured and proven again.
+            and the scores. ``{"retrieval": rows}`` is a retrieval set of pairs or triplets. The run keeps it beside its
+            records, so that it can be measured and proven again.
         test: The same in the place of ``data.test``.
         overwrite: Whether an earlier run in that folder may be replaced.
         resume: Goes on with a run of this recipe that stands there unfinished, from its last checkpoint, to the result
@@ -62,7 +65,7 @@ def train(
         recipe = recipe.changed(data__train=Given(data), card__language=[], card__license=None)
     for split, pairs in (("dev", dev), ("test", test)):
         if pairs is not None:
-            recipe = recipe.changed(**{f"data__{split}": Given(pairs, ("sentence1", "sentence2", "score"))})
+            recipe = recipe.changed(**{f"data__{split}": _given(pairs)})
     checked(Recipe, **recipe.model_dump())  # a copy with other values may hold what a recipe must not
     run = Run(Path(output) if output else Path("runs") / recipe.name)
     if resume:
@@ -74,10 +77,18 @@ def train(
             return run
         if first_process():
             check_free(run.folder, overwrite or resume, resumable=True)
+        read = load_data(recipe.data)
         from simcse_st.training.session import run_recipe  # and with it torch
 
-        run_recipe(recipe, run.folder, resume=resume)
+        run_recipe(recipe, run.folder, read, resume=resume)
     return Run(run.folder)
+
+
+def _given(rows: Any) -> Given | RetrievalRows:
+    """Dev or test as a program hands it over."""
+    if isinstance(rows, Mapping) and rows.keys() == {"retrieval"}:
+        return RetrievalRows(retrieval=Given(rows["retrieval"]))
+    return Given(rows, ("sentence1", "sentence2", "score"))
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
