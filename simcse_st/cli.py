@@ -154,10 +154,12 @@ def evaluate(
         str, typer.Option("--tasks", metavar="TASK,...", help="Names of tasks or groups (default, sts, all).")
     ] = "default",
     dev: Annotated[
-        str | None, typer.Option("--dev", metavar="FILE_OR_DATASET", help="Graded pairs in the place of STS-B dev.")
+        str | None,
+        typer.Option("--dev", metavar="FILE_OR_DATASET", help="In the place of STS-B dev; also {retrieval: FILE}."),
     ] = None,
     test: Annotated[
-        str | None, typer.Option("--test", metavar="FILE_OR_DATASET", help="Graded pairs in the place of STS-B test.")
+        str | None,
+        typer.Option("--test", metavar="FILE_OR_DATASET", help="In the place of STS-B test; also {retrieval: FILE}."),
     ] = None,
     senteval: Annotated[
         Path | None, typer.Option("--senteval", metavar="DIR", help="SentEval's folder with STS12-en-test and so on.")
@@ -241,7 +243,7 @@ def verify(
     ] = None,
     test: Annotated[
         str | None,
-        typer.Option("--test", metavar="FILE_OR_DATASET", help="The pairs of its test score, if nothing names them."),
+        typer.Option("--test", metavar="FILE_OR_DATASET", help="The set of its test score, if nothing names it."),
     ] = None,
     timeout: _Timeout = 60.0,
 ) -> None:

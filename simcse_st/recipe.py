@@ -163,10 +163,20 @@ class NanoBEIR(Section):
 class HoldOut(Section):
     """Rows of ``data.train`` as a retrieval set: no row that is trained on shares a text with them."""
 
-    hold_out: int = Field(gt=0)
-    """How many; where the last anchor has several, a few more."""
+    hold_out: float = Field(gt=0)
+    """How many; below 1, their share of all, but 1,000 at most. Where the last anchor has several, a few more."""
     seed: int = Field(default=42, ge=0)
     """Which ones."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hold_out >= 1 and self.hold_out % 1:
+            raise ValueError(f"hold_out is a number of rows, or a share below 1, not {self.hold_out}")
+        return self
+
+    def rows(self, of: int) -> int:
+        """How many rows of so many."""
+        return min(math.ceil(of * self.hold_out), 1000) if self.hold_out < 1 else int(self.hold_out)
 
 
 RetrievalReference = RetrievalRows | RetrievalCorpus | NanoBEIR
@@ -186,7 +196,7 @@ def files_of(reference: object) -> list[str]:
         return [reference]
     if isinstance(reference, list):
         return [name for one in reference for name in files_of(one)]
-    keys = ("file", "retrieval", "corpus", "queries", "relevant")
+    keys = ("file", "retrieval", "corpus", "queries", "relevant") if isinstance(reference, Section) else ()
     return [name for key in keys for name in files_of(getattr(reference, key, None))]
 
 

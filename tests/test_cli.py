@@ -140,7 +140,9 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
     assert run(["recipes"], monkeypatch) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "nli-sup", "quickstart", "snli-sup", "snli-sup-no-hard-negatives", "snli-sup-plus", "snli-unsup",
+        "nli-sup", "pairs",
+        "quickstart",
+        "sentences", "snli-sup", "snli-sup-no-hard-negatives", "snli-sup-plus", "snli-unsup",
         "snli-unsup-same-mask", "wiki-unsup",
     ]  # fmt: skip
     assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)

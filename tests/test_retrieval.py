@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from helpers import jsonl, sentences
+from publisher import ALL, Publisher, names
 from simcse_st import InputError, Recipe, Run, evaluate, train
 from simcse_st.data import RetrievalSet, load_held_out, load_training_data
 from simcse_st.data.held_out import load_data
@@ -141,12 +142,18 @@ def test_a_run_without_graded_pairs(held_recipe: Recipe, tmp_path: Path):
         evaluate([run.folder], tasks="geometry")
 
 
-def test_what_is_published_is_proven(held_recipe: Recipe, tmp_path: Path, publisher):
+def test_what_is_published_is_proven(held_recipe: Recipe, tmp_path: Path, publisher: Publisher):
     run = train(held_recipe.changed(card__license="mit"), tmp_path / "run")
-    answer = publisher("alice/m", run_folder=str(run.folder))
-    assert "commit" in answer, answer
-    checks = publisher.verify("alice/m", run=str(run.folder)) if hasattr(publisher, "verify") else []
-    assert all(passed for _, passed, _ in checks)
+    assert isinstance(answer := publisher("alice/m", run_folder=str(run.folder)), dict), answer
+    checks = publisher("alice/m", run=str(run.folder))
+    assert names(checks) == ALL
+    score = f"{run.results.test.value:.4f}"
+    assert checks[-1][2] == f"MRR@10 x100 {score} on 20 queries of test, in the card {score}"
+    # For anyone else, who has the set.
+    answer = publisher("alice/m", token="")
+    assert answer == "InputError: the card's test score is on pairs.jsonl: say where that set is, by --test"
+    told = f"{{retrieval: {run.folder / 'test.jsonl'}}}"
+    assert names(publisher("alice/m", token="", test=told)) == ALL
 
 
 def test_what_cannot_be_is_refused_without_torch(tmp_path: Path):

@@ -349,14 +349,15 @@ def _without_held_out(pairs: Iterable[Pair], source: str, data: DataSection, cou
         for split in SPLITS:
             if not isinstance(wanted := getattr(data, split), HoldOut):
                 continue
+            needed = wanted.rows(of_anchor.total())
             left, rows = [anchor for anchor in of_anchor if anchor not in split_of], 0
             random.Random(wanted.seed).shuffle(left)
-            while rows < wanted.hold_out and left:
+            while rows < needed and left:
                 split_of[anchor := left.pop()] = split
                 rows += of_anchor[anchor]
-            if rows < wanted.hold_out:
+            if rows < needed:
                 has = f"{of_anchor.total():,} pairs" if split == SPLITS[0] else f"{rows:,} pairs left"
-                raise InputError(f"data.{split}: hold_out is {wanted.hold_out}, but {source} has {has}")
+                raise InputError(f"data.{split}: hold_out is {needed}, but {source} has {has}")
             counts.held_out[split] = []
         held: set[bytes] = set()
         for row in (row for batch in batches for row in _rows_of(batch)):

@@ -17,6 +17,7 @@ from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluatio
 from simcse_st.identity import describe_model
 from simcse_st.models import Located, load_model, locate_here, locate_model
 from simcse_st.recipe import HeldOutReference, HubDataset
+from simcse_st.recipes import read_reference
 from simcse_st.records import SPLITS, Split
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
 
@@ -79,7 +80,7 @@ def evaluate(
     if figures and output is None:
         raise InputError("figures need an output folder")
     given: dict[Split, HeldOutReference | None] = {"dev": dev, "test": test}
-    places = {split: place for split, place in given.items() if place is not None}
+    places = {split: read_reference(place) for split, place in given.items() if place is not None}
     for split, place in places.items():
         check_held_out(place, split)
     path = Path(output) / EVALUATION if output is not None else None

@@ -33,6 +33,7 @@ from simcse_st.publishing.hub import (
     remote_files,
 )
 from simcse_st.recipe import HeldOutReference, HubDataset
+from simcse_st.recipes import read_reference
 from simcse_st.records import Push, Pushes
 from simcse_st.run import CARD, Run, open_run
 
@@ -106,6 +107,7 @@ def verify(
     api = connect(timeout)
     pushes = _pushes_to(repo_id, open_run(run) if run is not None else None)
     if test is not None:
+        test = read_reference(test)
         check_held_out(test, "test")
     return _verify(repo_id, api, revision, pushes, test)
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import DataSection, HeldOutReference, Recipe
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -65,6 +65,16 @@ def load_recipe(
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise InputError(_describe(error, origin, where)) from None
+
+
+def read_reference(told: HeldOutReference | str) -> HeldOutReference:
+    """A held-out set as a recipe names it, where it is told in YAML, e.g. ``{retrieval: FILE}``."""
+    if not isinstance(told, str) or not told.lstrip().startswith("{"):
+        return told
+    try:
+        return DataSection.model_validate({"train": "-", "dev": _parse(told, told)}).dev
+    except ValidationError as error:
+        raise InputError(_describe(error, {}, told)) from None
 
 
 def _short(base: str | None, data: str | None, overrides: Iterable[str]) -> dict[str, Any]:
