@@ -193,6 +193,12 @@ def _record(
         sentences_per_second=saver.seen.sentences / seconds,
         batches=saver.seen.facts(),
     )
+    if results.dev.value <= results.base["dev"]:
+        logger.warning(
+            "gain     none: dev is %.2f, and %.2f of the base as it is: keep the base",
+            results.dev.value,
+            results.base["dev"],
+        )
     run.write(results)
     run.write(evaluation)
     render_card(Run(run.folder))
