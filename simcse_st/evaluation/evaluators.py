@@ -43,7 +43,7 @@ from simcse_st.evaluation.records import (
 from simcse_st.records import Scores
 
 _BLOCK = 1024
-_MANY = 16_384  # sentences whose tokens are in memory at a time
+_MANY = 4096  # sentences whose tokens are in memory at a time
 _CELLS = 2**22  # similarities that are
 _QUERIES = 256  # whose ranked passages are
 
@@ -321,8 +321,7 @@ def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batc
     model.eval()
     for part in parts:
         with torch.inference_mode():
-            found = [model(batch_to_device(dict(batch), model.device))["sentence_embedding"] for batch in part.batches]
-            vectors = truncate_embeddings(torch.cat(found), model.truncate_dim).float().cpu()
+            vectors = truncate_embeddings(_encode(model, part), model.truncate_dim).float().cpu()
         broken = (~torch.isfinite(vectors).all(dim=1)).nonzero()
         if len(broken):
             first = min(int(part.order[int(row)]) for row in broken)
@@ -330,6 +329,21 @@ def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batc
             raise InputError(f"the model's embedding of {text!r} is not finite")
         embeddings[part.order] = F.normalize(vectors, dim=1)
     return embeddings
+
+
+def _encode(model: SentenceTransformer, tokens: Tokenized) -> Tensor:
+    """The embeddings in the order of the batches."""
+    # Into one tensor as they come: small ones that stay, between activations that go, would pin half a gigabyte of
+    # heap (100,000 passages).
+    found = torch.empty(0)
+    begin = 0
+    for batch in tokens.batches:
+        vectors = model(batch_to_device(dict(batch), model.device))["sentence_embedding"]
+        if begin == 0:
+            found = vectors.new_empty(len(tokens.order), vectors.shape[1])
+        found[begin : begin + len(vectors)] = vectors
+        begin += len(vectors)
+    return found
 
 
 def _tokenized_part(
