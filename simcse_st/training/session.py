@@ -17,7 +17,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.card import render_card
-from simcse_st.data import HeldOut, TrainingData
+from simcse_st.data import GradedPairs, HeldOut, TrainingData
 from simcse_st.errors import InputError, RunError, is_out_of_memory
 from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import Evaluator, evaluator_of
@@ -112,7 +112,7 @@ def _run_recipe(
         metric=metrics["dev"],
         baseline=base["dev"][metrics["dev"]] if base else None,
         history=run.history_path,
-        early_steps=recipe.training.early_steps if "alignment" in before.get("dev", {}) else None,
+        early_steps=recipe.training.early_steps if isinstance(inputs.held_out["dev"], GradedPairs) else None,
         step_facts=_masked_cells(loss) if recipe.loss.mask_false_negatives else None,
         patience=recipe.training.patience,
     )
