@@ -27,7 +27,7 @@ from simcse_st.evaluation.records import (
 )
 from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
 from simcse_st.evaluation.tables import metric_name
-from simcse_st.recipe import Recipe
+from simcse_st.recipe import Recipe, RetrievalReference, is_public
 from simcse_st.recipes import load_recipe, shipped_recipes
 from simcse_st.records import SPLITS, GradedFacts, HeldOutFacts, Scores, Source, Split
 from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
@@ -118,7 +118,7 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
     model, baselines = (models[0], models[1:]) if models else (None, [])
     tasks = model.tasks if model else Tasks()
     engine = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    engine.filters.update(text=markdown_text, number="{:,}".format)
+    engine.filters.update(text=markdown_text, number="{:,}".format, metric=metric_name)
     base_model = results.base_model or recipe.card.base_model
     examples = recipe.card.examples
     scores: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
@@ -138,7 +138,6 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
             repo_id=repo_id,
             command=_command(run, recipe),
             held_out={split: run.manifest.held_out(split) for split in SPLITS},
-            metric_name=metric_name,
             gap=gap_to_paper(train.kind, scores, pairs_of_run(run)),
             baselines=baselines,
             compared=[other for other in baselines if _has_what_is_shown(other, tasks)],
@@ -241,13 +240,17 @@ def _eval_result(run: Run, split: Split, metric: str, reference: object) -> Eval
     """A score with what it takes to get it again: the pairs' place, if it is public, and their checksum."""
     facts, scores = run.manifest.held_out(split), run.results.split(split)
     source = facts.sources[0]
-    told: dict[str, Any] = {"source": reference} if str(reference).startswith(PACKAGE_SCHEME) else {}
     graded = isinstance(facts, GradedFacts)
+    told: dict[str, Any] = {}
+    if str(reference).startswith(PACKAGE_SCHEME):
+        told["source"] = reference
+    elif isinstance(reference, RetrievalReference) and is_public(reference):  # whose parts no field has room for
+        told["source"] = reference.model_dump(mode="json", exclude_defaults=True)
     told |= {} if scores.metric == "spearman" else {METRIC: scores.metric}
     return EvalResult(
         task_type="semantic-similarity" if graded else "information-retrieval",
         task_name="Semantic Similarity" if graded else "Information Retrieval",
-        dataset_type=source.dataset or f"sts-{split}",
+        dataset_type=source.dataset or f"{'sts' if graded else 'retrieval'}-{split}",
         dataset_name=source_name(facts.sources),
         dataset_config=source.config,
         dataset_split=source.split,

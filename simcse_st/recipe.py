@@ -200,6 +200,13 @@ def files_of(reference: object) -> list[str]:
     return [name for key in keys for name in files_of(getattr(reference, key, None))]
 
 
+def is_public(reference: object) -> bool:
+    """Whether all files that a reference names come with a package, so that anyone can have them."""
+    if GIVEN in str(reference):
+        return False
+    return all(name.startswith("package:") for name in files_of(reference))
+
+
 def metrics_of(reference: object) -> tuple[str, ...]:
     """The metrics that a held-out set has, the default first."""
     return RETRIEVAL_METRICS if isinstance(reference, (RetrievalReference, HoldOut)) else GRADED_METRICS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from simcse_st import InputError, Recipe, Run, evaluate, train
 from simcse_st.data import RetrievalSet, load_held_out, load_training_data
 from simcse_st.data.held_out import load_data
 from simcse_st.evaluation.evaluators import RetrievalEvaluator
+from simcse_st.evaluation.report import Pairs, gap_to_paper, report, report_table
+from simcse_st.evaluation.tables import run_table
 from simcse_st.recipe import DataSection, HoldOut, RetrievalCorpus, RetrievalRows
 
 
@@ -154,6 +157,48 @@ def test_what_is_published_is_proven(held_recipe: Recipe, tmp_path: Path, publis
     assert answer == "InputError: the card's test score is on pairs.jsonl: say where that set is, by --test"
     told = f"{{retrieval: {run.folder / 'test.jsonl'}}}"
     assert names(publisher("alice/m", token="", test=told)) == ALL
+
+
+def test_a_public_set_is_proven_by_anyone(tiny_recipe: Recipe, tmp_path: Path, publisher: Publisher):
+    place = RetrievalRows(retrieval="package:simcse_st/data/quickstart/train.jsonl")
+    run = train(tiny_recipe.changed(data__test=place, card__license="mit"), tmp_path / "run")
+    assert isinstance(answer := publisher("alice/m", run_folder=str(run.folder)), dict), answer
+    assert names(publisher("alice/m", token="")) == ALL
+
+
+def test_tables_say_what_the_scores_are(held_recipe: Recipe, tmp_path: Path):
+    run = train(held_recipe, tmp_path / "run")
+    (dev, test) = run.results.dev, run.results.test
+    title = run_table(run.results).title
+    assert title.startswith("MRR@10 x100, weights of step")
+    table = report_table(report([run.folder]))
+    assert table.title.startswith("MRR@10 x100 of cosine similarity")
+    assert table.rows[0][1:3] == [f"{dev.value:.2f}", f"{test.value:.2f}"]
+    # Evaluated again, by the metric that the run was measured by.
+    tasks = evaluate([run.folder], output=tmp_path / "again").models[0].tasks
+    assert (tasks.dev.metric, tasks.test.metric) == ("mrr@10", "mrr@10")
+
+
+def test_pearson_is_not_compared_with_the_paper_s_spearman():
+    """Which both would be of all of STS-B."""
+    sizes = {"dev": (1500, 2.364), "test": (1379, 2.608)}
+    for metric, known in (("spearman", True), ("pearson", False)):
+        data = {s: Pairs(n=n, pairs_sha256="", mean_gold=mean, metric=metric) for s, (n, mean) in sizes.items()}
+        assert bool(gap_to_paper("supervised", {"dev": 80.0, "test": 79.0}, data)) == known
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ("{retrieval: a.jsonl, colums: {}}", "unknown key 'data.dev.colums': did you mean 'data.dev.columns'"),
+        ("{retrieval: nowhere.jsonl}", "nowhere.jsonl: no such file"),
+        ("{hold_out: 5}", "hold_out: a set that is held out of training data stands in a recipe"),
+    ],
+)
+def test_a_set_told_on_the_command_line(told: str, says: str, tmp_path: Path, minilm: Path):
+    with pytest.raises(InputError, match=re.escape(says)):
+        evaluate([minilm], tasks="dev", dev=told, output=tmp_path / "record")
+    assert not (tmp_path / "record").exists()
 
 
 def test_what_cannot_be_is_refused_without_torch(tmp_path: Path):

@@ -28,7 +28,7 @@ from simcse_st.recipe import (
 from simcse_st.records import SPLITS, RetrievalFacts, Source, Split
 
 _NANO_BEIR = "sentence-transformers/NanoBEIR-en"
-_OF_HUB = {"dev": "validation", "test": "test"}
+HUB_SPLIT = {"dev": "validation", "test": "test"}
 _IDS = ("_id", "id")
 _PAIR_RULE = (
     "each distinct anchor is a query that should find its positives among all distinct positives and hard negatives; a "
@@ -82,12 +82,12 @@ HeldOut = GradedPairs | RetrievalSet
 def check_held_out(reference: HeldOutReference | Path, split: Split) -> None:
     """Makes sure, without reading them, that the files of dev or test are there."""
     if isinstance(reference, RetrievalRows):
-        find_source(reference.retrieval, _OF_HUB[split])
+        find_source(reference.retrieval, HUB_SPLIT[split])
     elif isinstance(reference, RetrievalCorpus):
         for part in (reference.corpus, reference.queries, reference.relevant):
-            find_source(part, _OF_HUB[split])
+            find_source(part, HUB_SPLIT[split])
     elif not isinstance(reference, (NanoBEIR, HoldOut)):
-        check_graded_pairs(reference, _OF_HUB[split])
+        check_graded_pairs(reference, HUB_SPLIT[split])
 
 
 def load_held_out(
@@ -116,7 +116,7 @@ def load_held_out(
         return _of_rows(rows, training.facts.sources, rule, f"data.{split}")
     if isinstance(reference, RetrievalRows):
         section = DataSection(train=reference.retrieval, columns=reference.columns, quotes=quotes)
-        read = load_training_data(section, _OF_HUB[split])
+        read = load_training_data(section, HUB_SPLIT[split])
         return _of_rows(read.rows(), read.facts.sources, _PAIR_RULE, read.facts.sources[0].name)
     if isinstance(reference, NanoBEIR):
         name = reference.nano_beir
@@ -125,8 +125,8 @@ def load_held_out(
         )
         reference = RetrievalCorpus(corpus=corpus, queries=queries, relevant=relevant)
     if isinstance(reference, RetrievalCorpus):
-        return _of_corpus(reference, _OF_HUB[split])
-    return load_graded_pairs(reference, _OF_HUB[split], quotes)
+        return _of_corpus(reference, HUB_SPLIT[split])
+    return load_graded_pairs(reference, HUB_SPLIT[split], quotes)
 
 
 def load_data(data: DataSection) -> tuple[TrainingData, dict[Split, HeldOut]]:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out
+from simcse_st.data.held_out import HUB_SPLIT, HeldOut, check_held_out, load_held_out
 from simcse_st.data.sts import GradedPairs
 from simcse_st.errors import InputError, RunError, nearest, one_line
 from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_gold_cosine, draw_training
@@ -29,9 +29,9 @@ PROTOCOL = (
     "subsets of a year together (the paper's), 'mean' and 'wmean' are means over the subsets, plain and by size; "
     "alignment: mean squared distance of dev pairs with gold >= 4 of 5; uniformity: log mean exp(-2 d^2) over all "
     "pairs of distinct dev sentences; retrieval: the second sentence of those dev pairs among all other distinct dev "
-    "sentences, ties against the model"
+    "sentences, ties against the model; a retrieval set as dev or test: cosine, x100, ties by a hash of the passage, a "
+    "query's own text left out"
 )
-_HUB_SPLIT = {"dev": "validation", "test": "test"}
 _STSB = "sentence-transformers/stsb"
 
 
@@ -141,13 +141,16 @@ def _evaluate(
     data = _load_data(tasks, found, places, senteval)
     if not isinstance(data.get("dev"), (GradedPairs, type(None))):
         tasks = _of_any_dev(tasks, asked)
+    metrics: dict[str, str] = {
+        split: metric for split in SPLITS if split not in places and (metric := _metric_of_runs(found, split))
+    }
     measured: list[MeasuredModel] = []
     dev_cosines: dict[str, list[float]] = {}
     for located in found:
         model = load_model(located, device)
         name = located.name if located.name not in dev_cosines else f"{located.name} ({len(dev_cosines) + 1})"
         try:
-            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data)
+            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data, metrics)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         if leaderboard:
@@ -245,8 +248,14 @@ def _of_runs(found: Sequence[Located], split: Split) -> HeldOutReference:
     if len(places) > 1:
         (one, first), (other, second), *_ = places.values()
         raise InputError(f"{first} is measured on {one}, {second} on {other}: say by --{split} which of them for all")
-    stsb = (HubDataset(dataset=_STSB, split=_HUB_SPLIT[split]), None)
+    stsb = (HubDataset(dataset=_STSB, split=HUB_SPLIT[split]), None)
     return next(iter(places.values()), stsb)[0]
+
+
+def _metric_of_runs(found: Sequence[Located], split: Split) -> str | None:
+    """The metric by which the runs among these were measured, if it is one."""
+    metrics = {model.run.results.split(split).metric for model in found if model.run}
+    return metrics.pop() if len(metrics) == 1 else None
 
 
 def _with_earlier(record: Evaluation, earlier: Evaluation) -> Evaluation:

@@ -10,6 +10,7 @@ import numpy as np
 
 from simcse_st.errors import InputError
 from simcse_st.evaluation.records import Geometry
+from simcse_st.evaluation.tables import metric_name
 from simcse_st.records import HistoryEntry
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def draw_training(
         (of_best,) = right.plot(
             *best, "*", color="tab:red", markersize=13, label=f"kept: {best[1]:.2f} at step {best[0]}"
         )
-        right.set_ylabel(f"dev, {metric} x100")
+        right.set_ylabel(f"dev, {metric_name(metric)} x100")
         handles = [of_loss, of_score, of_best]
         axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize="small")
     _save(figure, path)

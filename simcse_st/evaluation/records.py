@@ -139,9 +139,9 @@ class Tasks(Record):
         return getattr(self, name.replace("-", "_"))
 
     def score(self, name: str) -> float | None:
-        """The metric of a held-out set; of a year of STS the paper's Spearman x100, over all subsets together."""
+        """Spearman x100 of a set of graded pairs; of a year of STS the paper's, over all subsets together."""
         result = self.task(name)
-        return result.all if isinstance(result, YearScores) else result and result.value
+        return result.all if isinstance(result, YearScores) else result and result.metrics.get("spearman")
 
 
 class MeasuredModel(ModelFacts):
@@ -187,6 +187,8 @@ class SameData(Record):
     test_pairs: int
     dev_pairs_sha256: str
     test_pairs_sha256: str
+    metrics: dict[Split, str] = Field(default={"dev": "spearman", "test": "spearman"})
+    """What their scores are."""
 
 
 class SeedRun(Record):

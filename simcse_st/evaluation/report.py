@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from simcse_st.console import Table
 from simcse_st.errors import InputError
 from simcse_st.evaluation.records import Ablation, Evaluation, MeasuredModel, Seeds, Spread, is_stsb, spread_of
+from simcse_st.evaluation.tables import metric_name, named
 from simcse_st.records import SPLITS, Record, Split
 from simcse_st.run import EVALUATION, Run, open_run, read_record, write_text
 
@@ -99,7 +100,7 @@ def gap_to_paper(kind: Kind | None, scores: dict[Split, float], data: dict[Split
 
     Args:
         kind: How it was trained.
-        scores: Spearman x100.
+        scores: Those of the run, x100.
         data: What the scores are of; of other data than all of STS-B there is no gap.
     """
     if kind is None or not _is_stsb(data):
@@ -140,7 +141,8 @@ def report_table(record: Report) -> Table:
         heads.insert(0, "data")
     else:
         over = f", {next(iter(sets.values()))}" if sets else ""
-    return Table(f"Spearman x100 of cosine similarity{over}; alignment and uniformity of dev", ["", *heads], rows)
+    kinds = named(one.metric for system in record.systems for one in (system.data or {}).values()) or "Spearman"
+    return Table(f"{kinds} x100 of cosine similarity{over}; alignment and uniformity of dev", ["", *heads], rows)
 
 
 def _paper_name(kind: Kind) -> str:
@@ -148,7 +150,9 @@ def _paper_name(kind: Kind) -> str:
 
 
 def _is_stsb(data: dict[Split, Pairs] | None) -> bool:
-    return data is not None and all(is_stsb(split, data[split].n, data[split].mean_gold) for split in SPLITS)
+    return data is not None and all(
+        one.metric == "spearman" and is_stsb(split, one.n, one.mean_gold) for split, one in data.items()
+    )
 
 
 def _data_key(system: System) -> tuple[str, ...]:
@@ -160,7 +164,7 @@ def _data_key(system: System) -> tuple[str, ...]:
 
 
 def _sizes(data: dict[Split, Pairs]) -> str:
-    named = {split: "" if one.metric == "spearman" else f"{one.metric} x100 " for split, one in data.items()}
+    named = {split: "" if one.metric == "spearman" else f"{metric_name(one.metric)} " for split, one in data.items()}
     return ", ".join(f"{split} {named[split]}n {data[split].n:,}" for split in SPLITS)
 
 

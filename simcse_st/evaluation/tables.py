@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from simcse_st.console import Table
 from simcse_st.evaluation.records import YEARS, Ablation, Evaluation, MeasuredModel, Seeds, Tasks, is_stsb
@@ -17,16 +17,16 @@ def run_table(results: Results) -> Table:
     after: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
     rows = [[name, *(f"{of[split]:.2f}" for split in SPLITS)] for name, of in [*scores, ("after", after)]]
     rows.append(["change", *(f"{after[split] - results.base[split]:+.2f}" for split in SPLITS)])
-    title = f"{_metric_name(results)} x100, weights of step {results.best_step} of {results.total_steps}"
+    kinds = named(results.split(split).metric for split in SPLITS)
+    title = f"{kinds} x100, weights of step {results.best_step} of {results.total_steps}"
     if results.planned_steps:
         title += f" ({results.planned_steps} were planned)"
     return Table(title, ["", *(f"{split} ({_size(results.split(split))})" for split in SPLITS)], rows)
 
 
-def _metric_name(results: Results) -> str:
-    """What the scores of a run are."""
-    names = dict.fromkeys(metric_name(results.split(split).metric) for split in SPLITS)
-    return " and ".join(names)
+def named(metrics: Iterable[str]) -> str:
+    """What scores are, e.g. ``nDCG@10 and Spearman``."""
+    return " and ".join(dict.fromkeys(map(metric_name, metrics)))
 
 
 def metric_name(metric: str) -> str:
@@ -74,8 +74,7 @@ def evaluation_tables(record: Evaluation) -> list[Table]:
     if found and not in_years:  # where it is the only one, test stands among the years
         heads = [f"{head}\nn {getattr(first.task(task), size):,}" for head, task, _, size, _ in found]
         of_sets = [scores.metric for split in SPLITS if (scores := first.split(split))] or ["spearman"]
-        named = " and ".join(dict.fromkeys(map(metric_name, of_sets)))
-        title = f"{named} x100 of cosine similarity; alignment and uniformity: lower is better"
+        title = f"{named(of_sets)} x100 of cosine similarity; alignment and uniformity: lower is better"
         cells = [[f"{getattr(m.tasks.task(task), key):{form}}" for _, task, key, _, form in found] for m in models]
         tables.append(_table(title, models, heads, cells))
     tables += _sts_tables(models)
@@ -113,7 +112,7 @@ def _sts_tables(models: list[MeasuredModel]) -> list[Table]:
     if not shown:
         return []
     first = models[0].tasks
-    if YEARS[0] in shown and _all(models, "test"):
+    if YEARS[0] in shown and all(model.tasks.score("test") is not None for model in models):
         shown.insert(shown.index("sick-r") if "sick-r" in shown else len(shown), "test")
     named = first.test and is_stsb("test", first.test.n, first.test.mean_gold)
     names = {"test": "STS-B" if named else "test"}
@@ -134,7 +133,11 @@ def seeds_table(record: Seeds) -> Table:
     if len(record.seeds) > 1:
         rows.append(["mean ± standard deviation", "", record.dev.text(), record.test.text()])
     heads = [f"dev\nn {record.data.dev_pairs:,}", f"test\nn {record.data.test_pairs:,}"]
-    return Table(f"{record.recipe}: Spearman x100 of the kept step", ["seed", "kept step", *heads], rows)
+    return Table(
+        f"{record.recipe}: {named(record.data.metrics.values())} x100 of the kept step",
+        ["seed", "kept step", *heads],
+        rows,
+    )
 
 
 def ablation_tables(record: Ablation) -> list[Table]:
@@ -152,7 +155,8 @@ def ablation_tables(record: Ablation) -> list[Table]:
     heads = ["dev", "dev without", "test", "test without", "dev gain", "test gain"]
     count = len(record.full)
     over = f"mean ± sd over {count} seeds" if count > 1 else "one seed"
+    scores = named(record.data.metrics.values())
     return [
-        Table(f"{record.recipe}: Spearman x100 of the kept steps, same seed in a row", ["", "seed", *heads], rows),
+        Table(f"{record.recipe}: {scores} x100 of the kept steps, same seed in a row", ["", "seed", *heads], rows),
         Table(f"Gain on dev at the same step, {over}", ["", "step", "dev gain"], by_step),
     ]

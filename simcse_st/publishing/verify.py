@@ -32,7 +32,7 @@ from simcse_st.publishing.hub import (
     local_file,
     remote_files,
 )
-from simcse_st.recipe import HeldOutReference, HubDataset
+from simcse_st.recipe import HeldOutReference, HubDataset, is_public
 from simcse_st.recipes import read_reference
 from simcse_st.records import Push, Pushes
 from simcse_st.run import CARD, Run, open_run
@@ -305,12 +305,17 @@ def _is_test(result: EvalResult) -> bool:
 
 def _place_of(stated: EvalResult, run: Run | None) -> HeldOutReference:
     """Where the test pairs are: as the run's recipe says, or the card."""
-    packaged = str((stated.dataset_args or {}).get("source", ""))
-    if packaged.startswith(PACKAGE_SCHEME):
-        return packaged
+    told = stated.dataset_args or {}
+    source = told.get("source", "")
+    if str(source).startswith(PACKAGE_SCHEME):
+        return str(source)
     if run:
         return run.held_out("test")
-    if "/" in stated.dataset_type:
+    if isinstance(source, dict):
+        place = read_reference(json.dumps(source))
+        if is_public(place):  # a card does not choose files of this machine
+            return place
+    if "pairs" in told and "/" in stated.dataset_type:
         return HubDataset(
             dataset=stated.dataset_type,
             config=stated.dataset_config,

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
-from simcse_st.recipe import DataSection, HeldOutReference, Recipe
+from simcse_st.recipe import HeldOutReference, Recipe
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -71,10 +71,7 @@ def read_reference(told: HeldOutReference | str) -> HeldOutReference:
     """A held-out set as a recipe names it, where it is told in YAML, e.g. ``{retrieval: FILE}``."""
     if not isinstance(told, str) or not told.lstrip().startswith("{"):
         return told
-    try:
-        return DataSection.model_validate({"train": "-", "dev": _parse(told, told)}).dev
-    except ValidationError as error:
-        raise InputError(_describe(error, {}, told)) from None
+    return load_recipe("quickstart", {"data.dev": _parse(told, told)}).data.dev
 
 
 def _short(base: str | None, data: str | None, overrides: Iterable[str]) -> dict[str, Any]:
@@ -222,9 +219,10 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
     place = origin[max(written, key=len)] if written else where
     if first["type"] == "extra_forbidden":
         *above, leaf = path
-        prefix, sections = "".join(f"{part}." for part in above), dict(_sections(Recipe))
-        same_leaf = [f"{begin}{leaf}" for begin, section in sections.items() if leaf in section.model_fields]
-        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, sections[prefix].model_fields, prefix)
+        prefix, sections = "".join(f"{part}." for part in above), list(_sections(Recipe))
+        same_leaf = [f"{begin}{leaf}" for begin, section in sections if leaf in section.model_fields]
+        known = {name for begin, section in sections if begin == prefix for name in section.model_fields}
+        hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, known, prefix)
         return f"{place}: unknown key {key!r}: {hint}"
     if not path:  # about several keys
         return f"{place}: {first['msg'].removeprefix('Value error, ')}"

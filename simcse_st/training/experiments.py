@@ -208,6 +208,7 @@ def _run(recipe: Recipe, folder: Path, overwrite: bool) -> SeedRun:
             test_pairs=results.test.n,
             dev_pairs_sha256=manifest.dev.pairs_sha256,
             test_pairs_sha256=manifest.test.pairs_sha256,
+            metrics={split: results.split(split).metric for split in SPLITS},
         ),
         packages=run.environment.packages,
     )

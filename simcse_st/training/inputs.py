@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import get_device_name
 from transformers import set_seed
 
 from simcse_st.data import HeldOut, TrainingData
-from simcse_st.data.held_out import load_data
 from simcse_st.encoders import encoder_path
 from simcse_st.errors import InputError
 from simcse_st.identity import describe_modules, dropout_probabilities, length_of
@@ -47,22 +45,19 @@ class Inputs:
 
 
 def load_inputs(
-    recipe: Recipe,
-    devices: int = 1,
-    device: str | None = None,
-    read: tuple[TrainingData, dict[Split, HeldOut]] | None = None,
+    recipe: Recipe, data: TrainingData, held_out: dict[Split, HeldOut], devices: int, device: str
 ) -> Inputs:
-    """Loads and checks all that a run needs, cheap things first.
+    """Checks and loads all that a run needs beside its data, cheap things first.
 
     Args:
         recipe: What is going to run.
+        data: Its training data.
+        held_out: Its dev and test.
         devices: The number of processes that train together.
-        device: Where to put this one's model; by default a GPU if there is one.
-        read: Its data, where they have been read already.
+        device: Where to put this one's model.
     """
-    precision = choose_precision(recipe, torch.device(device or get_device_name()))
+    precision = choose_precision(recipe, torch.device(device))
     check_machine(recipe, devices, precision)
-    data, held_out = read or load_data(recipe.data)
     if len(data) < recipe.training.batch_size:
         raise InputError(
             f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of "

@@ -37,9 +37,7 @@ from simcse_st.training.loss import SimCSELoss
 logger = logging.getLogger(__name__)
 
 
-def run_recipe(
-    recipe: Recipe, folder: Path, read: tuple[TrainingData, dict[Split, HeldOut]] | None = None, *, resume: bool
-) -> None:
+def run_recipe(recipe: Recipe, folder: Path, read: tuple[TrainingData, dict[Split, HeldOut]], *, resume: bool) -> None:
     """Runs a recipe in a folder that this process holds; see :func:`~simcse_st.training.train.train`."""
     run = Run(folder)
     process = PartialState(cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()))
@@ -68,11 +66,11 @@ def _run_recipe(
     recipe: Recipe,
     run: Run,
     process: PartialState,
-    read: tuple[TrainingData, dict[Split, HeldOut]] | None,
+    read: tuple[TrainingData, dict[Split, HeldOut]],
     *,
     resume: bool,
 ) -> None:
-    inputs = load_inputs(recipe, process.num_processes, str(process.device), read)
+    inputs = load_inputs(recipe, *read, process.num_processes, str(process.device))
     checkpoint = checkpoint_to_resume(run, inputs.manifest, inputs.environment) if resume else None
     if process.is_main_process:
         state_inputs(recipe, inputs)
