@@ -27,9 +27,10 @@ from simcse_st.evaluation.records import (
 )
 from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
 from simcse_st.evaluation.tables import metric_name
-from simcse_st.recipe import Recipe, RetrievalReference, is_public
+from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe, shipped_recipes
 from simcse_st.records import SPLITS, GradedFacts, HeldOutFacts, Scores, Source, Split
+from simcse_st.references import RETRIEVAL, is_public
 from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
 
 _EXCERPT = 160  # characters of a sentence that is quoted
@@ -244,7 +245,7 @@ def _eval_result(run: Run, split: Split, metric: str, reference: object) -> Eval
     told: dict[str, Any] = {}
     if str(reference).startswith(PACKAGE_SCHEME):
         told["source"] = reference
-    elif isinstance(reference, RetrievalReference) and is_public(reference):  # whose parts no field has room for
+    elif isinstance(reference, RETRIEVAL) and is_public(reference):  # whose parts no field has room for
         told["source"] = reference.model_dump(mode="json", exclude_defaults=True)
     told |= {} if scores.metric == "spearman" else {METRIC: scores.metric}
     return EvalResult(
@@ -327,9 +328,7 @@ def _command(run: Run, recipe: Recipe) -> str:
     if run.results.base_model is None and not wanted["model.base"].startswith(PACKAGE_SCHEME):
         wanted["model.base"] = "path/to/the/base"  # not even its name
     for split, facts in (("train", run.manifest.train), ("dev", run.manifest.dev), ("test", run.manifest.test)):
-        reference = wanted[f"data.{split}"]
-        if facts.sources[0].file:
-            wanted[f"data.{split}"] = _by_name(reference)
+        wanted[f"data.{split}"] = _by_name(wanted[f"data.{split}"], {source.dataset for source in facts.sources})
     differing = {}
     for name in shipped_recipes():
         shipped = load_recipe(name).flat()
@@ -341,17 +340,21 @@ def _command(run: Run, recipe: Recipe) -> str:
     return " \\\n  --set ".join([f"{start} train {nearest}", *options])
 
 
-def _by_name(reference: Any) -> Any:
-    """A file or folder by its name alone: the card would publish the path."""
+def _by_name(reference: Any, datasets: set[str | None]) -> Any:
+    """A file or folder by its name alone, since the card would publish the path; one of these datasets as it is."""
     if isinstance(reference, list):
-        return [*map(_by_name, reference)]
+        return [_by_name(one, datasets) for one in reference]
     if isinstance(reference, dict):
         named = ("file", "retrieval", "corpus", "queries", "relevant")
-        return {key: _by_name(value) if key in named and value else value for key, value in reference.items()}
-    return reference if reference.startswith(PACKAGE_SCHEME) else Path(reference).name
+        return {key: _by_name(value, datasets) if key in named and value else value for key, value in reference.items()}
+    return reference if reference in datasets or reference.startswith(PACKAGE_SCHEME) else Path(reference).name
 
 
 def _as_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_as_yaml(key)}: {_as_yaml(one)}' for key, one in value.items() if one is not None)}}}"
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*(:\w[\w./-]*)?", value)
     words = ("true", "false", "null")
     return value if plain and value.lower() not in words else json.dumps(value, ensure_ascii=False)

@@ -11,218 +11,28 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import CoreSchema, PydanticSerializationUnexpectedValue, core_schema
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from simcse_st.errors import InputError, nearest
-
-
-class Section(BaseModel):
-    """Strict and frozen: an unknown key or another type is an error, and nothing changes after loading."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class HubDataset(Section):
-    """A data set on the Hugging Face Hub."""
-
-    dataset: str = Field(min_length=1)
-    """Its id, ``owner/name``."""
-    config: str | None = None
-    """Its configuration (subset), where it has several."""
-    split: str | None = None
-    """The split to read: by default ``train`` for ``data.train``, ``validation`` for ``dev``, ``test`` for ``test``."""
-    revision: str | None = None
-    """A commit, tag or branch; name a commit to be sure of the same data later."""
-    files: str | None = None
-    """The files to read, by name or pattern, where the data set's own configuration does not name them."""
-    streaming: bool = False
-    """Reads it over the network as it goes, and keeps no copy of it in the cache."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.files and self.streaming:
-            raise ValueError(f"{self.dataset}: named files are read whole: leave streaming out")
-        return self
-
-
-GIVEN = "given to train()"
-
-
-class Given:
-    """Rows that a program hands over in the place of a file's name; a recipe's YAML can only say that they were.
-
-    Args:
-        rows: A ``datasets.Dataset`` (also streaming), an iterable of mappings of columns to values, a mapping of
-            columns to lists, or a tuple of lists.
-        columns: Of a tuple: the names of its columns.
-    """
-
-    def __init__(self, rows: Any, columns: tuple[str, ...] = ("anchor", "positive", "negative")) -> None:
-        self.rows, self.columns = rows, columns
-
-    def __str__(self) -> str:
-        return GIVEN
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
-        def as_text(value: object) -> str:
-            if not isinstance(value, cls):  # but another member of the same union
-                raise PydanticSerializationUnexpectedValue(type(value).__name__)
-            return GIVEN
-
-        serialization = core_schema.plain_serializer_function_ser_schema(as_text, when_used="json")
-        return core_schema.is_instance_schema(cls, serialization=serialization)
-
-
-_Name = Annotated[str, Field(min_length=1)]
-
-
-class GradedColumns(Section):
-    """Which columns of graded pairs hold what."""
-
-    sentence1: _Name
-    """The first sentence."""
-    sentence2: _Name
-    """The second."""
-    score: _Name
-    """The gold score."""
-
-
-class GradedFile(Section):
-    """A file of graded pairs whose columns or scores are not the usual ones."""
-
-    file: _Name
-    """Its name."""
-    columns: GradedColumns | None = None
-    """Its columns, where they are not sentence1, sentence2 and score."""
-    scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
-    """The lowest and the highest score there can be; null for 0 to 5 or 0 to 1."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.scale and not self.scale[0] < self.scale[1]:
-            raise ValueError(f"{self.file}: scale is the lowest and the highest score, not {self.scale}")
-        return self
-
-
-Reference = _Name | HubDataset
-GradedReference = Reference | GradedFile | Given
-Column = _Name | Annotated[int, Field(gt=0)]
-
-
-class Columns(Section):
-    """Which columns hold what: their names, or in a CSV or TSV without a header their numbers from 1."""
-
-    anchor: Column | None = None
-    """Of pairs: the anchor."""
-    positive: Column | None = None
-    """Of pairs: the positive."""
-    negative: Column | list[Column] | None = None
-    """Of pairs: the hard negatives, in one column or several."""
-    premise: Column | None = None
-    """Of labelled NLI rows: the premise."""
-    hypothesis: Column | None = None
-    """Of labelled NLI rows: the hypothesis."""
-    label: Column | None = None
-    """Of labelled NLI rows: the label."""
-    text: Column | None = None
-    """Of single sentences: the sentence."""
-
-
-class RetrievalRows(Section):
-    """Pairs or triplets as a retrieval set: each anchor is a query, its positives are what it should find."""
-
-    retrieval: Reference | Given | Annotated[list[_Name], Field(min_length=1)]
-    """Them, in any form of ``data.train``."""
-    columns: Columns | None = None
-    """Which columns hold what, where their names do not tell."""
-
-
-class RetrievalCorpus(Section):
-    """A retrieval set in three parts, as BEIR has it."""
-
-    corpus: Reference
-    """The passages: ``_id``, ``text`` and, if it has one, ``title``."""
-    queries: Reference
-    """The queries: ``_id`` and ``text``."""
-    relevant: Reference
-    """Which passages a query should find: ``query-id``, ``corpus-id`` and, if graded, ``score`` above 0."""
-
-
-class NanoBEIR(Section):
-    """One of the small retrieval sets of NanoBEIR, from the Hub."""
-
-    nano_beir: _Name
-    """Its name, e.g. ``NanoMSMARCO``."""
-
-
-class HoldOut(Section):
-    """Rows of ``data.train`` as a retrieval set: no row that is trained on shares a text with them."""
-
-    hold_out: float = Field(gt=0)
-    """How many; below 1, their share of all, but 1,000 at most. Where the last anchor has several, a few more."""
-    seed: int = Field(default=42, ge=0)
-    """Which ones."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.hold_out >= 1 and self.hold_out % 1:
-            raise ValueError(f"hold_out is a number of rows, or a share below 1, not {self.hold_out}")
-        return self
-
-    def rows(self, of: int) -> int:
-        """How many rows of so many."""
-        return min(math.ceil(of * self.hold_out), 1000) if self.hold_out < 1 else int(self.hold_out)
-
-
-RetrievalReference = RetrievalRows | RetrievalCorpus | NanoBEIR
-HeldOutReference = GradedReference | RetrievalReference | HoldOut
-
-# The metrics of each kind of held-out set that can choose the best step, the default first; all x100.
-GRADED_METRICS = ("spearman", "pearson")
-RETRIEVAL_METRICS = (
-    "ndcg@10", "mrr@10", "map@100",
-    *(f"{name}@{k}" for name in ("accuracy", "recall", "precision") for k in (1, 3, 5, 10, 100)),
-)  # fmt: skip
-
-
-def files_of(reference: object) -> list[str]:
-    """The files, if any, that a reference to data names."""
-    if isinstance(reference, str):
-        return [reference]
-    if isinstance(reference, list):
-        return [name for one in reference for name in files_of(one)]
-    keys = ("file", "retrieval", "corpus", "queries", "relevant") if isinstance(reference, Section) else ()
-    return [name for key in keys for name in files_of(getattr(reference, key, None))]
-
-
-def is_public(reference: object) -> bool:
-    """Whether all files that a reference names come with a package, so that anyone can have them."""
-    if GIVEN in str(reference):
-        return False
-    return all(name.startswith("package:") for name in files_of(reference))
-
-
-def metrics_of(reference: object) -> tuple[str, ...]:
-    """The metrics that a held-out set has, the default first."""
-    return RETRIEVAL_METRICS if isinstance(reference, (RetrievalReference, HoldOut)) else GRADED_METRICS
-
-
-class NLISection(Section):
-    """How labelled rows become pairs."""
-
-    hard_negatives: Literal["first", "all"] = "first"
-    """Of the contradictions of the very same premise: the first in file order, or all that differ."""
+from simcse_st.references import (
+    Columns,
+    HeldOutReference,
+    HoldOut,
+    Name,
+    NLISection,
+    Sample,
+    Section,
+    SourceFile,
+    TrainingReference,
+    metrics_of,
+)
 
 
 class Expect(Section):
     """What is known of a source: another value stops the run."""
 
-    source: _Name
+    source: Name
     """The file's name, or the data set, that this is about; of any other source nothing is expected."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$|^[0-9a-f]{8,}\.\.\.[0-9a-f]{4,}$")
     """SHA-256 of the file, whole or as ``begin...end``."""
@@ -237,15 +47,6 @@ class Expect(Section):
     prepared_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of what is trained on, as ``manifest.json`` and ``simcse-st prepare`` say; not compared where
     ``data.hard_negatives`` is false."""
-
-
-class Sample(Section):
-    """A fixed sample of the rows."""
-
-    rows: int = Field(gt=0)
-    """How many rows to keep, in file order."""
-    seed: int = Field(default=42, ge=0)
-    """Which ones."""
 
 
 Pooling = Literal["cls", "mean", "first_last_avg", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
@@ -266,7 +67,7 @@ class ModelSection(Section):
     first token's, as in the paper), or ``first_last_avg``, the mean over tokens of the first and the last layer's;
     whatever stood on the encoder goes. null takes a Sentence Transformers base as it is saved, and reads a bare encoder
     through its [CLS]."""
-    prompts: dict[_Name, str] | None = None
+    prompts: dict[Name, str] | None = None
     """Texts that may stand before a sentence, by their names; null leaves the base's."""
     prompt: str | None = None
     """The name of that which stands before every sentence: in training, in every evaluation, and in the saved model
@@ -290,10 +91,11 @@ class ModelSection(Section):
 class DataSection(Section):
     """What it is trained and measured on. Paths are relative to the working directory."""
 
-    train: Reference | Given | Annotated[list[_Name], Field(min_length=1)]
+    train: TrainingReference
     """Labelled NLI rows (premise, hypothesis, label), pairs and triplets (anchor, positive, negative...) or plain text
     (one sentence a line): a JSON Lines, CSV, TSV, Parquet or text file (also .gz), a pattern such as ``data/*.csv``, a
-    list of these, a hub data set, or ``package:NAME/PATH``."""
+    hub data set, ``package:NAME/PATH``, or a list of these: several sources, each of which may have ``columns``,
+    ``nli`` and ``sample`` of its own, e.g. ``[pairs.csv, {dataset: stanfordnlp/snli, sample: {rows: 10000}}]``."""
     kind: Literal["pairs", "sentences"] = "pairs"
     """``pairs`` trains anchors towards positives. ``sentences`` is the unsupervised mode: every distinct sentence of
     the data, whatever its column, towards itself under another dropout mask."""
@@ -322,6 +124,16 @@ class DataSection(Section):
     """Use a fixed sample of the rows; of labelled rows, it is drawn after those without consensus are dropped."""
     expect: Expect | None = None
     """What is known of the data: counts and checksums."""
+
+    def sources(self) -> list[DataSection]:
+        """Each of several sources as a section of its own, and the one of one."""
+        if not isinstance(self.train, list):
+            return [self.model_copy(update={"sample": None})]
+        sections = []
+        for one in (SourceFile(file=one) if isinstance(one, str) else one for one in self.train):
+            own = {"columns": one.columns or self.columns, "nli": one.nli or self.nli, "sample": one.sample}
+            sections.append(self.model_copy(update={"train": one.reference(), **own}))
+        return sections
 
 
 class LossSection(Section):
@@ -373,6 +185,9 @@ class TrainingSection(Section):
 
     batch_size: int = Field(default=128, gt=1)
     """Rows of a batch, over all devices together: an anchor sees the other rows' positives and all hard negatives."""
+    batches: Literal["mixed", "by_source"] = "mixed"
+    """Of several sources: whether a batch has rows of all of them, or of one, whose other rows are then its negatives.
+    Each source's last rows that fill no batch are left out of an epoch, other ones each time."""
     epochs: float = Field(default=3, gt=0)
     """Passes over the data, also part of one."""
     max_steps: int | None = Field(default=None, gt=0)
@@ -414,7 +229,7 @@ class TrainingSection(Section):
     patience: int | None = Field(default=None, gt=0)
     """Ends training after so many dev scores without a better one; the schedule stays that of all steps. null does
     not."""
-    report_to: list[_Name] = []
+    report_to: list[Name] = []
     """Where losses and dev's metrics are shown as they come: ``tensorboard``, ``wandb``, ``trackio`` and whatever else
     transformers knows."""
     args: dict[str, Any] = {}
@@ -426,18 +241,19 @@ class TrainingSection(Section):
             raise ValueError(f"warmup_steps is a number of steps, or a share below 1, not {self.warmup_steps}")
         return self
 
-    def steps(self, rows: int) -> tuple[int, int]:
-        """The steps of training on so many rows, and those of its warm-up, counted as the trainer does."""
-        total = self.max_steps or math.ceil(self.epochs * (rows // self.batch_size))
+    def steps(self, rows: list[int]) -> tuple[int, int]:
+        """The steps of training on so many rows of each source, and those of its warm-up, as the trainer counts."""
+        groups = rows if self.batches == "by_source" else [sum(rows)]
+        total = self.max_steps or math.ceil(self.epochs * sum(count // self.batch_size for count in groups))
         return total, math.ceil(total * self.warmup_steps) if self.warmup_steps < 1 else int(self.warmup_steps)
 
 
 class CardSection(Section):
     """What the model card says beside the records."""
 
-    authors: list[_Name] = []
+    authors: list[Name] = []
     """Who made the model."""
-    team: list[_Name] = []
+    team: list[Name] = []
     """Who did what for it, a line each."""
     license: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
     """Its licence, as the hub names it, e.g. ``apache-2.0``."""
@@ -481,6 +297,8 @@ class Recipe(Section):
         known, metric = metrics_of(self.data.dev), self.training.metric
         if metric not in (None, *known):
             raise ValueError(f"training.metric: data.dev has no metric {metric!r}: {nearest(str(metric), known)}")
+        if self.training.batches == "by_source" and len(self.data.sources()) < 2:
+            raise ValueError("training.batches: by_source is about several sources: data.train must be a list of them")
         if self.data.kind == "sentences" and HoldOut in (type(self.data.dev), type(self.data.test)):
             raise ValueError("hold_out: the single sentences of data.kind=sentences have no positives to find")
         if self.data.kind == "sentences":

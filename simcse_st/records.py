@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from simcse_st.recipe import Sample
+from simcse_st.references import Sample
 
 Split = Literal["dev", "test"]
 SPLITS: tuple[Split, Split] = ("dev", "test")
@@ -58,6 +58,16 @@ class Source(Record):
         return self.dataset or self.file or ""
 
 
+class SourceRows(Record):
+    """One of several sources."""
+
+    name: str
+    rows: int
+    """Its rows that are trained on."""
+    sample: Sample | None = None
+    """What was drawn of its usable rows."""
+
+
 class Truncation(Record):
     """How much of the training texts the training length cuts off."""
 
@@ -89,6 +99,8 @@ class TrainFacts(Record):
     """What was read for training, and what became of it."""
 
     sources: list[Source]
+    of_sources: list[SourceRows] = []
+    """Of several sources what became of each, in their order."""
     columns: dict[str, list[str]]
     """The columns that were used, by their roles."""
     columns_left_out: list[str] = []

@@ -19,9 +19,10 @@ from pydantic import ValidationError
 
 from simcse_st.console import first_process, quiet_bars
 from simcse_st.errors import InputError, RunError, one_line
-from simcse_st.recipe import GIVEN, GradedFile, HeldOutReference, HoldOut, Recipe, RetrievalRows
+from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe
 from simcse_st.records import Environment, GradedFacts, HistoryEntry, Manifest, Push, Pushes, Record, Results, Split
+from simcse_st.references import GIVEN, GradedFile, HeldOutReference, HoldOut, RetrievalRows
 
 if TYPE_CHECKING:
     import torch

@@ -140,7 +140,7 @@ def test_recipes_are_listed_with_what_they_are(monkeypatch: pytest.MonkeyPatch, 
     assert run(["recipes"], monkeypatch) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "nli-sup", "pairs",
+        "allnli", "nli-sup", "pairs",
         "quickstart",
         "sentences", "snli-sup", "snli-sup-no-hard-negatives", "snli-sup-plus", "snli-unsup",
         "snli-unsup-same-mask", "wiki-unsup",

@@ -37,7 +37,7 @@ def test_overrides_may_be_a_mapping():
 
 def test_a_share_of_the_steps_warms_up(tiny_recipe: Recipe, tmp_path: Path):
     recipe = with_training(tiny_recipe, warmup_steps=0.35, learning_rate=1.0, max_steps=10, eval_steps=10)
-    assert recipe.training.steps(40) == (10, 4)  # 3.5 and rounded up, as the trainer does
+    assert recipe.training.steps([40]) == (10, 4)  # 3.5 and rounded up, as the trainer does
     train(with_training(recipe, learning_rate=1e-3), tmp_path / "run")
     rates = [rate for _, rate in entries(tmp_path / "run", "learning_rate")]
     # Linear up over four steps, then down to 0 at the tenth.

@@ -17,7 +17,7 @@ from helpers import jsonl, loaded, nli
 from simcse_st import InputError, Recipe
 from simcse_st.data import load_graded_pairs
 from simcse_st.data.files import count_distinct, digest_of
-from simcse_st.recipe import Columns, NLISection, Sample
+from simcse_st.references import Columns, NLISection, Sample
 from simcse_st.training.prepare import facts_of_texts
 
 ROWS = nli(

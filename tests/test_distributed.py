@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import sentences
+from helpers import jsonl, sentences
 from simcse_st import SimCSELoss, load_recipe, train
 
 TESTS = Path(__file__).parent
@@ -78,20 +78,20 @@ def test_without_a_process_group_gathering_is_the_plain_loss(tiny_model):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["model.head=none"], ["model.head=train-only", "loss.mini_batch_size=3"]],
-    ids=["plain", "head and caching"],
+    [["model.head=none"], ["model.head=train-only", "loss.mini_batch_size=3"], ["training.batches=by_source"]],
+    ids=["plain", "head and caching", "by source"],
 )
 def test_torchrun_trains_the_same_recipe(options: list[str], tiny_base: Path, tmp_path: Path):
     texts = sentences(160)
-    with (tmp_path / "train.jsonl").open("w") as file:
-        for i in range(40):
-            row = {"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80 : i + 80 + i % 3]}
-            file.write(json.dumps(row) + "\n")
+    rows = [
+        {"anchor": texts[i], "positive": texts[i + 40], "negative": texts[i + 80 : i + 80 + i % 3]} for i in range(40)
+    ]
+    files = [jsonl(tmp_path / "first.jsonl", rows[:16]), jsonl(tmp_path / "second.jsonl", rows[16:])]
     for split in ("dev", "test"):
         (tmp_path / f"{split}.csv").write_text("\n".join(f"{texts[i]},{texts[i + 1]},{i % 6}" for i in range(50)))
     keys = {
         "name": "tiny", "model.base": tiny_base, "model.sha256": "null", "model.dropout": "0.0",
-        "data.train": tmp_path / "train.jsonl", "data.dev": tmp_path / "dev.csv", "data.test": tmp_path / "test.csv",
+        "data.train": f"[{', '.join(files)}]", "data.dev": tmp_path / "dev.csv", "data.test": tmp_path / "test.csv",
         "training.batch_size": 8, "training.epochs": 2, "training.eval_steps": 5, "training.learning_rate": "1e-3",
     }  # fmt: skip
     recipe = load_recipe("quickstart", [*(f"{key}={value}" for key, value in keys.items()), *options])

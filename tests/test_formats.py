@@ -15,7 +15,7 @@ import pytest
 
 from helpers import jsonl, loaded, nli
 from simcse_st import InputError
-from simcse_st.recipe import HubDataset
+from simcse_st.references import HubDataset
 
 TEXTS = [
     "plain",

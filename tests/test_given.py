@@ -16,7 +16,8 @@ from publisher import ALL, Publisher, names
 from simcse_st import InputError, Recipe, evaluate, train, write_card
 from simcse_st.data import load_training_data
 from simcse_st.data.sts import load_graded_pairs
-from simcse_st.recipe import DataSection, Given
+from simcse_st.recipe import DataSection
+from simcse_st.references import Given
 from simcse_st.run import Run, open_run
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from helpers import hub_environment
+from helpers import hub_environment, jsonl
 from hub import Hub
 
 TEXT = Value("string")
@@ -198,6 +198,33 @@ def test_the_shipped_recipes_read_their_data_from_the_hub(
 
 
 @pytest.mark.slow
+def test_several_data_sets_are_read_as_one_file_of_all_their_rows(
+    hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path
+):
+    # Some premises are those of SNLI, with contradictions of their own.
+    more = [(f"p{i // 2}", f"m{i}", (0, 2)[i % 2]) for i in range(30, 70)]
+    add(hub, "acme/more", {"default": {"train": "data/train"}}, {"data/train": nli_table(more)})
+    rows = [{"premise": p, "hypothesis": h, "label": label} for p, h, label in [*NLI, *more]]
+    file = jsonl(tmp_path / "both.jsonl", rows)
+    keys = ["snli-sup", f"model.base={tiny_base}", "data.sample=null"]
+    sources = "[stanfordnlp/snli, {dataset: acme/more, split: train}]"
+    several, together, allnli = prepare_all(
+        hub, tmp_path / "home", tmp_path / "out",
+        [[*keys, f"data.train={sources}"], [*keys, f"data.train={file}"], ["allnli", f"model.base={tiny_base}"]],
+    )  # fmt: skip
+    assert not isinstance(several, str), several
+    assert several[0] == together[0] == expected_pairs([*NLI, *more])
+    assert len(several[0]) == 40
+    assert several[1]["train"]["prepared_sha256"] == together[1]["train"]["prepared_sha256"]
+    assert several[1]["train"]["of_sources"] == [
+        {"name": "stanfordnlp/snli[train]", "rows": 20}, {"name": "acme/more[train]", "rows": 20},
+    ]  # fmt: skip
+    assert [source["rows"] for source in several[1]["train"]["sources"]] == [61, 40]
+    assert allnli[0] == expected_pairs(NLI) * 2
+    assert [source["dataset"] for source in allnli[1]["train"]["sources"]] == ["stanfordnlp/snli", "nyu-mll/multi_nli"]
+
+
+@pytest.mark.slow
 def test_what_the_hub_does_not_have_or_does_not_give(
     hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path
 ):
@@ -217,7 +244,7 @@ def test_what_the_hub_does_not_have_or_does_not_give(
         [
             ("stanfordnlp/snli[trian]: ", "trian", "['test', 'train']"),
             ("stanfordnlp/snli[trian]: ", "trian", "['test', 'train']"),
-            ("sentence-transformers/all-nli[train]: ", "triplets", "['pair-class', 'triplet']"),
+            ("sentence-transformers/all-nli[triplets, train]: ", "triplets", "['pair-class', 'triplet']"),
             ("sentence-transformers/all-nli[train]: ", "['pair-class', 'triplet']"),
             ("stanfordnlp/snli[train]: ", "v9"),
             (

@@ -74,7 +74,7 @@ def test_every_key_is_documented():
     [
         ("loss.temprature=1", "--set: unknown key 'loss.temprature': did you mean 'loss.temperature'?"),
         ("temperature=1", "--set: unknown key 'temperature': did you mean 'loss.temperature'?"),
-        ("data.train={dataset: a, splt: b}", "--set: unknown key 'data.train.splt': did you mean 'data.train.split'?"),
+        ("data.train={dataset: a, splt: b}", "--set: unknown key 'data.train.splt': did you mean 'data.train.split'"),
         ("seed=abc", "--set: seed: should be a valid integer, not the text 'abc'"),
         ("seed=1.5", "--set: seed: should be a valid integer, not the number 1.5"),
         ("training.epochs=true", "--set: training.epochs: should be a valid number, not true/false True"),
@@ -95,7 +95,7 @@ def test_every_key_is_documented():
         ("a=[1", "--set a:1: not valid YAML"),
         ("name=../up", "--set: name: should match pattern"),
         ("a..b=3", "--set 'a..b=3': write it as key=value"),
-        ("data.train={a: }", "--set: unknown key 'data.train.a'"),
+        ("data.train={a: }", "--set: data.train: should be a file, a hub data set, a mapping with the key dataset"),
         ("data.sample.row=3", "--set: unknown key 'data.sample.row': did you mean 'data.sample.rows'?"),
         ("seed=99999999999", "--set: seed: should be less than 4294967296"),
         ("data.train=", "--set: data.train: should be"),

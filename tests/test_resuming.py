@@ -42,11 +42,12 @@ def recipe(tiny_recipe: Recipe, tmp_path: Path) -> Recipe:
     training = tiny_recipe.training.model_copy(update=SHORT)
     loss = tiny_recipe.loss.model_copy(update={"mask_false_negatives": True})
     lines = Path(str(tiny_recipe.data.train)).read_text().splitlines()
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("\n".join(lines[:20] + lines[:20]) + "\n")  # each twice, so that something is masked
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    for file, rows in zip(files, (lines[:16], lines[16:20] + lines[:20]), strict=True):
+        file.write_text("\n".join(rows) + "\n")  # most of them twice, so that something is masked
     recipe = tiny_recipe.model_copy(update={"training": training, "loss": loss})
     base = shutil.copytree(recipe.model.base, tmp_path / "base")
-    return with_(with_(recipe, "data", train=str(rows)), "model", base=str(base))
+    return with_(with_(recipe, "data", train=[*map(str, files)]), "model", base=str(base))
 
 
 @pytest.fixture
@@ -107,10 +108,13 @@ def test_training_time_is_that_of_training(tmp_path: Path, monkeypatch: pytest.M
 
 HEAD = {"model": {"head": "train-only"}, "training": {"max_grad_norm": 1.0}}
 UNSUPERVISED = {"data": {"kind": "sentences"}, "loss": {"mask_false_negatives": False, "mlm_weight": 0.1}}
+BY_SOURCE = {"training": {"batches": "by_source"}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, HEAD, UNSUPERVISED], ids=["plain", "head", "unsupervised with mlm"])
+@pytest.mark.parametrize(
+    "changes", [{}, HEAD, UNSUPERVISED, BY_SOURCE], ids=["plain", "head", "unsupervised with mlm", "by source"]
+)
 def test_a_stopped_run_goes_on_to_the_same_result(
     changes: dict, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -22,7 +22,8 @@ from simcse_st.data.held_out import load_data
 from simcse_st.evaluation.evaluators import RetrievalEvaluator
 from simcse_st.evaluation.report import Pairs, gap_to_paper, report, report_table
 from simcse_st.evaluation.tables import run_table
-from simcse_st.recipe import DataSection, HoldOut, RetrievalCorpus, RetrievalRows
+from simcse_st.recipe import DataSection
+from simcse_st.references import HoldOut, RetrievalCorpus, RetrievalRows
 
 
 def rows(count: int, seed: int = 0) -> list[dict]:

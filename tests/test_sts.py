@@ -12,7 +12,7 @@ import pytest
 from helpers import jsonl
 from simcse_st import InputError, Recipe, load_recipe, train
 from simcse_st.data import load_graded_pairs
-from simcse_st.recipe import GradedColumns, GradedFile
+from simcse_st.references import GradedColumns, GradedFile
 
 PAIRS = [('A, "b.', "C.", 5.0), ("D", '"E', 0.0), ("F", "G", 2.5)]
 
@@ -197,7 +197,7 @@ def test_graded_pairs_under_other_names_and_scales(tmp_path: Path, tiny_recipe: 
     assert run.recipe == tiny_recipe.changed(data__dev=recipe.data.dev)
     card = (run.model_path / "README.md").read_text()
     assert str(tmp_path) not in card
-    assert '"file": "x.csv"' in card
+    assert "data.dev={file: x.csv, columns: {sentence1: text1, sentence2: text2, score: similarity}, scale: [" in card
 
 
 @pytest.mark.parametrize("header", ["sentence1;sentence2;score", '"sentence1";"sentence2";"score"'])

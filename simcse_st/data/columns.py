@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Columns, DataSection
+from simcse_st.recipe import DataSection
+from simcse_st.references import Columns
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ ROLES: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
     "sentences": {"text": ("text", "sentence")},
 }
+LABELLED: Kind = "labelled"
 KNOWN_NAMES = {name for roles in ROLES.values() for names in roles.values() for name in names}
 _NEGATIVE = re.compile(r"(?:hard_)?(?:negatives?|neg)_?(\d*)")
 # (sentence1, sentence2, label) is not among these: in other data sets the label 0 or 1 means something else.
@@ -49,8 +51,11 @@ BROKEN, BLANK, NOT_TEXT, BAD_LABEL = "broken", "blank", "not_text", "bad_label"
 BLANK_TEXTS = "blank_texts"
 
 Pair = tuple[str, str, list[str]]  # anchor, positive, hard negatives
-Texts = tuple[int, list[str]]
-"""A usable row: its label, and premise and hypothesis; anchor, positive and hard negatives; or every text of it."""
+SourcedPair = tuple[int, str, str, list[str]]  # with the number of its source before it
+Texts = tuple[int, int, list[str]]
+"""A usable row: the number of its source, its label, and premise and hypothesis; anchor, positive and hard negatives;
+or every text of it."""
+LabelledTexts = tuple[int, list[str]]  # the same without the first
 
 
 class Row(NamedTuple):
@@ -193,7 +198,7 @@ class Roles:
                 )
         return names
 
-    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> list[Texts]:
+    def parse(self, row: Row, negatives: list[str], data: DataSection, dropped: Counter[str]) -> list[LabelledTexts]:
         """The label and the texts of a row; of one with a list of positives, once for each of these.
 
         Args:

@@ -11,12 +11,13 @@ from typing import Any
 
 from simcse_st.data.columns import Row, RowError, as_list, sentence
 from simcse_st.data.files import digest_of
-from simcse_st.data.sources import find_source
+from simcse_st.data.sources import find_source, find_sources
 from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pairs
 from simcse_st.data.training import TrainingData, load_training_data
 from simcse_st.errors import InputError, listed
-from simcse_st.recipe import (
-    DataSection,
+from simcse_st.recipe import DataSection
+from simcse_st.records import SPLITS, RetrievalFacts, Source, Split
+from simcse_st.references import (
     HeldOutReference,
     HoldOut,
     HubDataset,
@@ -25,7 +26,6 @@ from simcse_st.recipe import (
     RetrievalCorpus,
     RetrievalRows,
 )
-from simcse_st.records import SPLITS, RetrievalFacts, Source, Split
 
 _NANO_BEIR = "sentence-transformers/NanoBEIR-en"
 HUB_SPLIT = {"dev": "validation", "test": "test"}
@@ -82,7 +82,7 @@ HeldOut = GradedPairs | RetrievalSet
 def check_held_out(reference: HeldOutReference | Path, split: Split) -> None:
     """Makes sure, without reading them, that the files of dev or test are there."""
     if isinstance(reference, RetrievalRows):
-        find_source(reference.retrieval, HUB_SPLIT[split])
+        find_sources(DataSection(train=reference.retrieval), HUB_SPLIT[split])
     elif isinstance(reference, RetrievalCorpus):
         for part in (reference.corpus, reference.queries, reference.relevant):
             find_source(part, HUB_SPLIT[split])

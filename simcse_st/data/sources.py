@@ -18,8 +18,9 @@ from simcse_st.console import progress
 from simcse_st.data.columns import Row, RowError, Rows
 from simcse_st.data.files import COMPRESSED, FORMATS, Quotes, file_format, name_classes, read_file
 from simcse_st.errors import InputError, excerpt, listed, one_line
-from simcse_st.recipe import GIVEN, Given, HubDataset
+from simcse_st.recipe import DataSection
 from simcse_st.records import InputFile, Source
+from simcse_st.references import GIVEN, Given, HubDataset
 from simcse_st.run import file_sha256
 
 if TYPE_CHECKING:
@@ -51,14 +52,35 @@ def resolve(reference: str) -> str:
     return str(path)
 
 
+def find_sources(data: DataSection, split: str = "train") -> list[FileSource | HubSource | GivenSource]:
+    """The sources of training data, once their files are there; the Hub is not asked yet.
+
+    Args:
+        data: The recipe's section.
+        split: The split of a Hub dataset that names none.
+    """
+    sources = []
+    seen: set[tuple[object, str]] = set()
+    for section in data.sources():
+        assert not isinstance(section.train, list)
+        sources.append(source := find_source(section.train, split, data.quotes))
+        for part in source.paths if isinstance(source, FileSource) else [source]:
+            key = (part.resolve() if isinstance(part, Path) else part, str(section.columns))
+            if key in seen:
+                name = part if isinstance(part, Path) else source.name
+                raise InputError(f"{name} is named twice: its rows would count twice")
+            seen.add(key)
+    return sources
+
+
 def find_source(
-    reference: str | Path | list[str] | HubDataset | Given, split: str, quotes: Quotes = None
+    reference: str | Path | HubDataset | Given, split: str, quotes: Quotes = None
 ) -> FileSource | HubSource | GivenSource:
     """What a key of a recipe names, once its files are there; the Hub is not asked yet.
 
     Args:
-        reference: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), a list of both,
-            ``package:NAME/PATH``, a dataset on the Hub, or rows that a program hands over.
+        reference: A file, a pattern such as ``data/*.jsonl`` (in the order of the names), ``package:NAME/PATH``, a
+            dataset on the Hub, or rows that a program hands over.
         split: The split of a Hub dataset that names none.
         quotes: Of TSVs whose fields stand in quotes: what these are.
     """
@@ -66,20 +88,11 @@ def find_source(
         return GivenSource(reference)
     if isinstance(reference, HubDataset):
         return HubSource(reference, reference.split or split, quotes)
-    if isinstance(reference, (str, Path)):
-        name = resolve(str(reference))
-        is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
-        if is_id and not _is_here(name):
-            return HubSource(HubDataset(dataset=name), split, quotes)
-        names = [name]
-    else:
-        names = [resolve(name) for name in reference]
-    paths: dict[Path, Path] = {}
-    for path in (path for name in names for path in _files(name)):
-        if paths.setdefault(path.resolve(), path) is not path:
-            raise InputError(f"{path} is named twice: its rows would count twice")
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return FileSource(names[0] + more, list(paths.values()), quotes)
+    name = resolve(str(reference))
+    is_id = _HUB_ID.match(name) and file_format(Path(name)) is None and not name.endswith((COMPRESSED, ".zip"))
+    if is_id and not _is_here(name):
+        return HubSource(HubDataset(dataset=name), split, quotes)
+    return FileSource(name, _files(name), quotes)
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,11 @@ class FileSource:
     name: str
     paths: list[Path]
     quotes: Quotes = None
+
+    @property
+    def public_name(self) -> str:
+        """The name without its folder, which a card would publish."""
+        return Path(self.name).name
 
     def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
         """The name and the rows of each file, as :func:`read_file` reads them."""
@@ -118,7 +136,13 @@ class HubSource:
     def name(self) -> str:
         """What to call it in an error."""
         files = f" ({self.reference.files})" if self.reference.files else ""
-        return f"{self.reference.dataset}[{self.split}]{files}"
+        config = f"{self.reference.config}, " if self.reference.config else ""
+        return f"{self.reference.dataset}[{config}{self.split}]{files}"
+
+    @property
+    def public_name(self) -> str:
+        """The same: it tells nothing of this machine."""
+        return self.name
 
     def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
         """The name and the rows of each named file, as if it lay here; or those of the split."""
@@ -163,6 +187,7 @@ class GivenSource:
 
     given: Given
     name: str = GIVEN
+    public_name: str = GIVEN
 
     def tables(self, *, header: bool = True) -> Iterator[tuple[str, Rows]]:
         """The rows, in one table."""

@@ -15,8 +15,8 @@ from simcse_st.data.columns import Row, RowError, Rows, sentence
 from simcse_st.data.files import DELIMITED, Quotes, digest_of, file_format, read_file, read_lines, split_quoted
 from simcse_st.data.sources import FileSource, file_record, find_source, resolve
 from simcse_st.errors import InputError, excerpt, listed
-from simcse_st.recipe import Given, GradedFile, GradedReference, HubDataset
 from simcse_st.records import GradedFacts, Source
+from simcse_st.references import Given, GradedFile, GradedReference, HubDataset
 
 Graded = tuple[str, str, float]
 Triple = tuple[str, str, str]  # the columns of the two sentences and the score

@@ -6,12 +6,12 @@ import hashlib
 import json
 import logging
 import os.path
-import random
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +21,25 @@ from simcse_st.data.columns import (
     BLANK_TEXTS,
     CONTRADICTION,
     ENTAILMENT,
+    LABELLED,
     LABELS,
     Pair,
     Roles,
     Row,
     RowError,
+    SourcedPair,
     Texts,
     by_number,
 )
 from simcse_st.data.files import DELIMITED, count_distinct, digest_of, file_format, write_arrow
-from simcse_st.data.sources import FileSource, GivenSource, HubSource, find_source
+from simcse_st.data.sampling import sampled, without_held_out
+from simcse_st.data.sources import FileSource, GivenSource, HubSource, find_sources
 from simcse_st.errors import InputError
-from simcse_st.recipe import DataSection, Expect, HoldOut, HubDataset, NLISection
-from simcse_st.records import SPLITS, Split, TrainFacts
+from simcse_st.recipe import DataSection, Expect
+from simcse_st.records import SPLITS, SourceRows, Split, TrainFacts
+from simcse_st.references import HoldOut, HubDataset, NLISection
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ NEGATIVE_RULE = {
     "first": "its hard negative is the first contradiction hypothesis, in file order, of the very same premise",
     "all": "its hard negatives are all different contradiction hypotheses, in file order, of the very same premise",
 }
+AS_THEY_ARE = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
 SENTENCE_RULE = (
     "every distinct text of the rows (exact string, first occurrence first, row by row: premise and hypothesis, or "
     "anchor, positive and hard negatives); rows without consensus and blank texts are dropped"
@@ -64,11 +68,18 @@ class TrainingData:
             mapped from a temporary file, so that memory holds little of it.
         facts: For the manifest.
         held_out: The pairs of dev and test that the recipe holds out.
+        source_of: The number of the source that each row is from.
     """
 
     dataset: Dataset
     facts: TrainFacts
     held_out: dict[Split, list[Pair]]
+    source_of: np.ndarray
+
+    @property
+    def rows_of_sources(self) -> list[int]:
+        """How many rows each source has."""
+        return [one.rows for one in self.facts.of_sources] or [len(self)]
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -109,34 +120,43 @@ def load_training_data(data: DataSection, split: str = "train") -> TrainingData:
     """
     import pyarrow as pa
 
-    source = find_source(data.train, split, data.quotes)
+    sections, sources = data.sources(), find_sources(data, split)
+    name = sources[0].name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     counts = _Counts()
-    rows = _read(source, data, counts)
-    if data.sample:
-        rows = _sampled(rows, source.name, data.sample.rows, data.sample.seed)
+    each = (
+        sampled(_read(number, source, section, counts), source.name, section.sample)
+        for number, (source, section) in enumerate(zip(sources, sections, strict=True))
+    )
+    rows = sampled(chain.from_iterable(each), name, data.sample)
     made: Iterator[tuple[Any, ...]]
     if data.kind == "sentences":
         made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
     else:
-        pairs = _pairs(rows, data, counts)
+        pairs = _pairs(rows, sections, counts)
         if any(isinstance(getattr(data, part), HoldOut) for part in SPLITS):
-            pairs = _without_held_out(pairs, source.name, data, counts)
+            pairs = without_held_out(pairs, name, data, counts.held_out, counts.dropped)
         made = _counted(pairs, data, counts)
-        schema = _pairs_schema()
+        text = pa.string()
+        schema = pa.schema({"anchor": text, "positive": text, "negative": pa.list_(text)})
     digest = hashlib.sha256()
 
     def hashed() -> Iterator[tuple[Any, ...]]:
         for row in made:
             digest.update(_line(schema.names, row).encode())
-            counts.written += 1
             yield row
 
     path = write_arrow(hashed(), schema)
-    if not counts.written:
-        raise InputError(_why_nothing(source.name, data, counts))
+    if not counts.source_of:
+        raise InputError(_why_nothing(name, data, counts))
+    source_of = np.array(counts.source_of)
+    of_sources = [
+        SourceRows(name=source.public_name, rows=int((source_of == number).sum()), sample=section.sample)
+        for number, (source, section) in enumerate(zip(sources, sections, strict=True))
+    ]
     blank_texts = counts.dropped.pop(BLANK_TEXTS, 0)
     facts = TrainFacts(
-        sources=source.records(counts.of_tables),
+        sources=[record for one, rows in zip(sources, counts.of_tables, strict=True) for record in one.records(rows)],
+        of_sources=of_sources if len(sources) > 1 else [],
         columns=counts.columns | ({"negative": list(counts.negative_columns)} if counts.negative_columns else {}),
         columns_left_out=list(counts.left_out),
         rows_read=counts.read,
@@ -144,12 +164,13 @@ def load_training_data(data: DataSection, split: str = "train") -> TrainingData:
         dropped=dict(counts.dropped),
         unusable_rows=counts.unusable,
         sample=data.sample,
-        rule=SENTENCE_RULE if data.kind == "sentences" else _pair_rule(data, counts),
+        rule=SENTENCE_RULE if data.kind == "sentences" else _pair_rule(sections, counts),
         prepared_sha256=digest.hexdigest(),
     )
     if data.kind == "sentences":
-        repeated = counts.texts - counts.written
-        made_facts = {"sentences": counts.written, "texts": counts.texts, "duplicate_texts": repeated}
+        sentences = len(source_of)
+        repeated = counts.texts - sentences
+        made_facts = {"sentences": sentences, "texts": counts.texts, "duplicate_texts": repeated}
         facts = facts.model_copy(update={**made_facts, "blank_texts": blank_texts})
     else:
         facts = _with_pairs(facts, counts)
@@ -157,18 +178,18 @@ def load_training_data(data: DataSection, split: str = "train") -> TrainingData:
         _check_expected(data, data.expect, facts)
     from datasets import Dataset
 
-    return TrainingData(Dataset.from_file(str(path)), facts, counts.held_out)
+    return TrainingData(Dataset.from_file(str(path)), facts, counts.held_out, source_of)
 
 
 @dataclass
 class _Counts:
     """What is counted as rows are read, made and written."""
 
-    kind: str | None = None
+    kinds: list[str] = field(default_factory=list)  # of the sources
     read: int = 0
     usable: int = 0
-    written: int = 0
-    of_tables: list[int] = field(default_factory=list)
+    source_of: array[int] = field(default_factory=lambda: array("h"))  # of the rows that are trained on
+    of_tables: list[list[int]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=lambda: Counter(no_consensus=0, too_long=0))
     unusable: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -183,10 +204,13 @@ class _Counts:
     held_out: dict[Split, list[Pair]] = field(default_factory=dict)
 
 
-def _read(source: FileSource | HubSource | GivenSource, data: DataSection, counts: _Counts) -> Iterator[Texts]:
-    """Reads the rows that can be used, once, and counts the others."""
+def _read(
+    number: int, source: FileSource | HubSource | GivenSource, data: DataSection, counts: _Counts
+) -> Iterator[Texts]:
+    """Reads the rows of one source that can be used, once, and counts the others."""
     seen: set[str] = set()
     columns: Roles | None = None
+    counts.of_tables.append([])
     for name, rows in source.tables(header=not by_number(data.columns)):
         columns = names = None
         before = counts.read
@@ -196,7 +220,7 @@ def _read(source: FileSource | HubSource | GivenSource, data: DataSection, count
                 if isinstance(row, RowError):
                     raise row
                 if columns is None:
-                    columns = _recognised(row, source.name, data, counts)
+                    columns = _recognised(row, number, source.name, data, counts)
                 if row.cells.keys() != names:  # in JSON Lines, any row may have columns of its own
                     names = row.cells.keys()
                     negatives = columns.negatives(names)
@@ -212,51 +236,56 @@ def _read(source: FileSource | HubSource | GivenSource, data: DataSection, count
                     counts.unusable.append(str(error))
                 continue
             counts.usable += bool(made)
-            yield from made
+            yield from ((number, *texts) for texts in made)
         if counts.read == before:
             after = " (its first line is the header)" if file_format(Path(name)) in DELIMITED else ""
             raise InputError(f"{name}: there is no row in it{after}")
-        counts.of_tables.append(counts.read - before)
+        counts.of_tables[-1].append(counts.read - before)
     absent = [name for name in (columns and columns.mapped_negatives) or () if name not in seen]
     if absent:
         raise InputError(f"data.columns.negative: no column {absent[0]!r} in any row of {source.name}")
 
 
-def _recognised(row: Row, source: str, data: DataSection, counts: _Counts) -> Roles:
-    """The columns of a file, by its first row."""
+def _recognised(row: Row, number: int, source: str, data: DataSection, counts: _Counts) -> Roles:
+    """The columns of a file, by its first row; all files of a source hold one kind of rows."""
     columns = Roles.of(row, data.columns)
-    if counts.kind not in (None, columns.kind):
-        raise InputError(f"{row.where}: {columns.kind}, where {counts.kind} rows came before: give one kind of data")
+    if counts.kinds[number:] not in ([], [columns.kind]):
+        before = counts.kinds[number]
+        raise InputError(f"{row.where}: {columns.kind}, where {before} rows came before: give one kind of data")
     if columns.kind == "sentences" and data.kind != "sentences":
         raise InputError(f"{source}: single sentences make no pairs: set data.kind=sentences for the unsupervised mode")
     if columns.kind == "pairs" and data.nli != NLISection():
         raise InputError(f"data.nli: {source} holds pairs as they are, and no labels to make them from")
-    if counts.kind is None:
-        counts.kind, counts.columns = columns.kind, {role: [name] for role, name in columns.used.items()}
+    if len(counts.kinds) == number:
+        counts.kinds.append(columns.kind)
+    for role, name in columns.used.items():
+        if name not in (names := counts.columns.setdefault(role, [])):
+            names.append(name)
     return columns
 
 
-def _pairs(rows: Iterable[Texts], data: DataSection, counts: _Counts) -> Iterator[Pair]:
-    """Pairs as they are, or by the rule for labelled rows once all of these are read."""
-    entailments: list[list[str]] = []
+def _pairs(rows: Iterable[Texts], sections: list[DataSection], counts: _Counts) -> Iterator[SourcedPair]:
+    """Pairs as they are, and by the rule for labelled rows once those of all sources are read."""
+    entailments: list[tuple[int, list[str]]] = []
     contradictions: dict[str, dict[str, None]] = {}  # in their order, each once
-    for label, texts in rows:
+    for source, label, texts in rows:
+        if counts.kinds[source] != LABELLED:
+            yield source, texts[0], texts[1], texts[2:]
+            continue
         counts.labels[label] += 1
-        if counts.kind != "labelled":
-            yield texts[0], texts[1], texts[2:]
-        elif label == ENTAILMENT:
-            entailments.append(texts)
+        if label == ENTAILMENT:
+            entailments.append((source, texts))
         elif label == CONTRADICTION:
             contradictions.setdefault(texts[0], {})[texts[1]] = None
-    wanted = slice(1 if data.nli.hard_negatives == "first" else None)
-    for premise, hypothesis in entailments:
-        yield premise, hypothesis, list(contradictions.get(premise, ()))[wanted]
+    wanted = [slice(1 if section.nli.hard_negatives == "first" else None) for section in sections]
+    for source, (premise, hypothesis) in entailments:
+        yield source, premise, hypothesis, list(contradictions.get(premise, ()))[wanted[source]]
 
 
-def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
+def _counted(pairs: Iterable[SourcedPair], data: DataSection, counts: _Counts) -> Iterator[Pair]:
     """The pairs that are trained on."""
     seen: set[bytes] = set()
-    for anchor, positive, negatives in pairs:
+    for source, anchor, positive, negatives in pairs:
         kept = negatives if data.hard_negatives else []
         if data.drop_duplicates:
             others = [text for text in kept if text not in (anchor, positive)]
@@ -271,44 +300,51 @@ def _counted(pairs: Iterable[Pair], data: DataSection, counts: _Counts) -> Itera
         counts.anchors += digest_of(anchor)
         for text in (anchor, positive, *kept):
             counts.sentences += digest_of(text)
+        counts.source_of.append(source)
         yield anchor, positive, kept
 
 
 def _distinct(rows: Iterable[Texts], counts: _Counts) -> Iterator[tuple[str]]:
     """The texts of rows, each where it first occurs."""
     seen: set[bytes] = set()
-    for text in (text for _, texts in rows for text in texts):
+    for source, text in ((source, text) for source, _, texts in rows for text in texts):
         counts.texts += 1
         if (digest := digest_of(text)) not in seen:
             seen.add(digest)
+            counts.source_of.append(source)
             yield (text,)
 
 
 def _why_nothing(source: str, data: DataSection, counts: _Counts) -> str:
     if data.kind == "sentences":
         return f"{source}: none of its {counts.read} rows holds a sentence to train on"
-    why = "none of the rows that are left is an entailment" if counts.kind == "labelled" else "no row is left"
+    why = "none of the rows that are left is an entailment" if LABELLED in counts.kinds else "no row is left"
     numbers = [f"{count} {reason.replace('_', ' ')}" for reason, count in counts.dropped.items() if count]
     return f"{source}: no pair: {why} ({', '.join([f'{counts.read} read', *numbers])})"
 
 
-def _pair_rule(data: DataSection, counts: _Counts) -> str:
-    rule = "the rows as they are: anchor, positive and the hard negatives that are not null or empty"
-    if counts.kind == "labelled":
-        rule = PAIR_RULE.format(negative=NEGATIVE_RULE[data.nli.hard_negatives])
-    rule += "" if data.hard_negatives else "; hard negatives are left out"
-    return rule + ("; of equal rows the first is kept" if data.drop_duplicates else "")
+def _pair_rule(sections: list[DataSection], counts: _Counts) -> str:
+    rules: dict[str, list[str]] = {}  # with the numbers of the sources that they are about
+    for number, (kind, section) in enumerate(zip(counts.kinds, sections, strict=True), 1):
+        labelled = PAIR_RULE.format(negative=NEGATIVE_RULE[section.nli.hard_negatives])
+        rules.setdefault(labelled if kind == LABELLED else AS_THEY_ARE, []).append(str(number))
+    rule = next(iter(rules))
+    if len(rules) > 1:
+        rule = "; ".join(f"of source {', '.join(numbers)}: {rule}" for rule, numbers in rules.items())
+    rule += "" if sections[0].hard_negatives else "; hard negatives are left out"
+    return rule + ("; of equal rows the first is kept" if sections[0].drop_duplicates else "")
 
 
 def _with_pairs(facts: TrainFacts, counts: _Counts) -> TrainFacts:
     """Adds the facts about pairs and their hard negatives."""
-    with_negative = counts.written - counts.negatives[0]
+    pairs = len(counts.source_of)
+    with_negative = pairs - counts.negatives[0]
     labels = {name: counts.labels[number] for number, name in enumerate(LABELS)}
     made = {
-        "labels": labels if counts.kind == "labelled" else None,
-        "pairs": counts.written,
+        "labels": labels if LABELLED in counts.kinds else None,
+        "pairs": pairs,
         "pairs_with_hard_negative": with_negative,
-        "share_with_hard_negative": with_negative / counts.written,
+        "share_with_hard_negative": with_negative / pairs,
         "hard_negatives": sum(number * count for number, count in counts.negatives.items()),
         "hard_negatives_per_row": {str(number): count for number, count in sorted(counts.negatives.items()) if count},
         "unique_anchors": count_distinct(counts.anchors),
@@ -317,94 +353,18 @@ def _with_pairs(facts: TrainFacts, counts: _Counts) -> TrainFacts:
     return facts.model_copy(update=made)
 
 
-def _pairs_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema({"anchor": pa.string(), "positive": pa.string(), "negative": pa.list_(pa.string())})
-
-
-@contextmanager
-def _waiting(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
-    """Rows that wait on the disk, where something about all of them must be known before the first is used."""
-    import pyarrow as pa
-
-    path = write_arrow(rows, schema)
-    with pa.memory_map(str(path)) as file:
-        yield pa.ipc.open_stream(file).read_all().to_batches()
-    path.unlink()
-
-
-def _rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _without_held_out(pairs: Iterable[Pair], source: str, data: DataSection, counts: _Counts) -> Iterator[Pair]:
-    """The pairs that are trained on; those that dev and test hold out are put aside, whole anchors at a time.
-
-    A pair that shares a text with one of these is dropped, so that nothing is trained on that is measured.
-    """
-    with _waiting(pairs, _pairs_schema()) as batches:
-        of_anchor = Counter(digest_of(anchor) for batch in batches for anchor in batch["anchor"].to_pylist())
-        split_of: dict[bytes, Split] = {}
-        for split in SPLITS:
-            if not isinstance(wanted := getattr(data, split), HoldOut):
-                continue
-            needed = wanted.rows(of_anchor.total())
-            left, rows = [anchor for anchor in of_anchor if anchor not in split_of], 0
-            random.Random(wanted.seed).shuffle(left)
-            while rows < needed and left:
-                split_of[anchor := left.pop()] = split
-                rows += of_anchor[anchor]
-            if rows < needed:
-                has = f"{of_anchor.total():,} pairs" if split == SPLITS[0] else f"{rows:,} pairs left"
-                raise InputError(f"data.{split}: hold_out is {needed}, but {source} has {has}")
-            counts.held_out[split] = []
-        held: set[bytes] = set()
-        for row in (row for batch in batches for row in _rows_of(batch)):
-            if of_split := split_of.get(digest_of(row[0])):
-                counts.held_out[of_split].append(row)
-                held.update(digest_of(text) for text in (*row[:2], *row[2]))
-                counts.dropped["held_out"] += 1
-        for row in (row for batch in batches for row in _rows_of(batch)):
-            if digest_of(row[0]) in split_of:
-                continue
-            if held.isdisjoint(digest_of(text) for text in (*row[:2], *row[2])):
-                yield row
-            else:
-                counts.dropped["text_of_a_held_out_pair"] += 1
-
-
-def _sampled(rows: Iterable[Texts], source: str, count: int, seed: int) -> Iterator[Texts]:
-    """A fixed sample of rows in their order."""
-    import pyarrow as pa
-
-    with _waiting(rows, pa.schema({"label": pa.int8(), "texts": pa.list_(pa.string())})) as batches:
-        total = sum(batch.num_rows for batch in batches)
-        if count > total:
-            raise InputError(f"data.sample.rows is {count}, but {source} has {total} usable rows")
-        # The standard library's generator: its draws are the same on all platforms and in all versions so far.
-        chosen = np.zeros(total, dtype=bool)
-        chosen[random.Random(seed).sample(range(total), count)] = True
-        number = 0
-        for batch in batches:
-            drawn = batch.filter(pa.array(chosen[number : number + batch.num_rows]))
-            yield from _rows_of(drawn)
-            number += batch.num_rows
-
-
 def _line(names: Iterable[str], row: tuple[Any, ...]) -> str:
     return json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n"
 
 
 def _check_expected(data: DataSection, expect: Expect, facts: TrainFacts) -> None:
     """Compares the data with what the recipe says of its source."""
-    reference = data.train
-    if isinstance(reference, list):
-        raise InputError("data.expect is about one source, but data.train is a list: join the files, or leave it out")
-    name = reference.dataset if isinstance(reference, HubDataset) else str(reference)
-    if os.path.normpath(expect.source) not in (os.path.normpath(name), Path(name).name):
-        logger.warning("expect   is about %s, so nothing is expected of %s", expect.source, name)
+    names = [one.train.dataset if isinstance(one.train, HubDataset) else str(one.train) for one in data.sources()]
+    if not any(os.path.normpath(expect.source) in (os.path.normpath(name), Path(name).name) for name in names):
+        logger.warning("expect   is about %s, so nothing is expected of %s", expect.source, ", ".join(names))
         return
+    if isinstance(data.train, list):
+        raise InputError("data.expect is about one source, but data.train is a list: join the files, or leave it out")
     found = {**facts.model_dump(), "sha256": facts.sources[0].sha256}
     # Of the data as they are, which training without hard negatives does not use.
     about = {"source"} if data.hard_negatives else {"source", "pairs_with_hard_negative", "prepared_sha256"}

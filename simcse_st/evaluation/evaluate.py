@@ -16,9 +16,9 @@ from simcse_st.evaluation.figures import check_matplotlib, draw_geometry, draw_g
 from simcse_st.evaluation.records import GROUPS, ON_DEV, TASKS, YEARS, Evaluation, MeasuredModel, MTEBScore
 from simcse_st.identity import describe_model
 from simcse_st.models import Located, load_model, locate_here, locate_model
-from simcse_st.recipe import HeldOutReference, HubDataset
 from simcse_st.recipes import read_reference
 from simcse_st.records import SPLITS, Split
+from simcse_st.references import HeldOutReference, HubDataset
 from simcse_st.run import EVALUATION, describe_environment, locked, read_record, write_text
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from simcse_st.evaluation.records import Evaluation
 from simcse_st.identity import weights_sha256
 from simcse_st.publishing.hub import HARMLESS, LocalFile, local_file, remote_files
 from simcse_st.publishing.verify import TOLERANCE, load_as_anyone, read_proof
-from simcse_st.recipe import files_of
 from simcse_st.records import SPLITS, Record
+from simcse_st.references import files_of
 from simcse_st.run import CARD, Run
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from simcse_st.publishing.hub import (
     local_file,
     remote_files,
 )
-from simcse_st.recipe import HeldOutReference, HubDataset, is_public
 from simcse_st.recipes import read_reference
 from simcse_st.records import Push, Pushes
+from simcse_st.references import HeldOutReference, HubDataset, is_public
 from simcse_st.run import CARD, Run, open_run
 
 if TYPE_CHECKING:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from simcse_st.errors import InputError, nearest
-from simcse_st.recipe import HeldOutReference, Recipe
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+from simcse_st.recipe import Recipe
+from simcse_st.references import HeldOutReference
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -196,30 +193,21 @@ def _keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str:
     """One line for the first thing that is wrong with a recipe."""
-    # A misspelt key is also a missing one, and the first is what helps; what a program hands over is no YAML.
-    errors = [one for one in error.errors(include_url=False) if one["type"] != "is_instance_of"]
-    errors.sort(key=lambda one: one["type"] == "missing")
-    # Of a key that takes several types, the one that was meant has more right than its type, and the fewest faults.
-    faults = Counter(one["loc"][:3] for one in errors)
-
-    def nearness(one: ErrorDetails) -> tuple[bool, bool, int, int, bool]:
-        loc, is_type = one["loc"], one["type"].endswith("_type")
-        of_key = loc[:2] == errors[0]["loc"][:2]
-        return of_key, not is_type or len(loc) > 3, -faults[loc[:3]], len(loc), not is_type
-
-    first = max(errors, key=nearness)
-    # Which member of a union was tried is no part of the key; only a section's keys have several types.
-    member = r"(str|int|HubDataset|GradedFile|Retrieval\w+|NanoBEIR|HoldOut|\])$"
-    names = first["loc"][2:-1] if first["type"] == "extra_forbidden" else first["loc"][2:]
-    inner = [str(part) for part in names if not re.search(member, str(part))]
-    path = [*map(str, first["loc"][:2]), *inner, *map(str, first["loc"][2 + len(names) :])]
+    # A misspelt key is also a missing one, and the first is what helps. Of a key that takes several types, the one that
+    # was meant has more right than its type.
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda one: (one["type"] == "missing", one["type"].endswith("_type"), -len(one["loc"])))
+    # Which form of a reference or member of a union was tried is no part of the key.
+    path = [
+        str(part) for part in first["loc"] if not re.fullmatch(r"<\w+>|str|int|constrained-\w+|list\[.*\]", str(part))
+    ]
     key = ".".join(path)
     # Where the key itself was written, or else the section that it stands in.
     written = [name for name in origin if f"{key}.".startswith(f"{name}.")]
     place = origin[max(written, key=len)] if written else where
     if first["type"] == "extra_forbidden":
         *above, leaf = path
-        prefix, sections = "".join(f"{part}." for part in above), list(_sections(Recipe))
+        prefix, sections = "".join(f"{part}." for part in above if not part.isdigit()), list(_sections(Recipe))
         same_leaf = [f"{begin}{leaf}" for begin, section in sections if leaf in section.model_fields]
         known = {name for begin, section in sections if begin == prefix for name in section.model_fields}
         hint = f"did you mean {same_leaf[0]!r}?" if same_leaf else nearest(leaf, known, prefix)
@@ -239,9 +227,16 @@ def _sections(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
     """A section and those below it, with what stands before their keys."""
     yield prefix, section
     for name, field in section.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
+        for kind in _types(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _sections(kind, f"{prefix}{name}.")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """What an annotation is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types(part)
 
 
 def _kind(value: Any) -> str:

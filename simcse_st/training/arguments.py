@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -17,6 +18,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from simcse_st.errors import InputError, excerpt, nearest, one_line
 from simcse_st.recipe import Recipe
 from simcse_st.run import TENSORBOARD
+from simcse_st.training.batch import by_source
 from simcse_st.training.inputs import Inputs
 from simcse_st.training.loss import SimCSELoss
 
@@ -53,7 +55,7 @@ def training_arguments(
         InputError: ``training.args`` or the schedule cannot be used.
     """
     settings = recipe.training
-    steps, warmup = settings.steps(len(inputs.data))
+    steps, warmup = settings.steps(inputs.data.rows_of_sources)
     # Transformers' plain "constant" ignores the warm-up.
     schedule = "constant_with_warmup" if settings.schedule == "constant" and warmup else settings.schedule
     device = inputs.model.device.type
@@ -82,6 +84,8 @@ def training_arguments(
         "save_strategy": "no",
         "report_to": "none",  # see trackers()
     }
+    if settings.batches == "by_source":
+        ours["batch_sampler"] = partial(by_source, source_of=inputs.data.source_of, devices=devices)
     if settings.gradient_checkpointing:
         ours[_RECOMPUTING] = True
     _check_names(settings.args, ours)

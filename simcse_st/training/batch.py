@@ -1,4 +1,4 @@
-"""What stands in a batch: its layout, its words, its false negatives, all devices' rows, and how much the loss saw."""
+"""What stands in a batch: which rows, their layout, words and false negatives, and how much the loss saw of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,65 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from simcse_st.records import BatchFacts
+
+
+class BySourceSampler(Sampler[int]):
+    """Rows in an order of which every so many are of one source, the sources at random, each with its share.
+
+    Every row comes once in an epoch, but for those of a source that fill no batch, which are others each time. An
+    epoch's order depends on the seed and its number alone.
+
+    Args:
+        source_of: The number of each row's source.
+        batch_size: Rows of a batch, over all devices together.
+        seed: Of the order.
+    """
+
+    def __init__(self, source_of: np.ndarray, batch_size: int, seed: int) -> None:
+        self.sources = [np.flatnonzero(source_of == number) for number in np.unique(source_of)]
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the epoch to begin, from 0."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the rows."""
+        random = np.random.default_rng([self.seed, self.epoch])
+        whole = [random.permutation(rows)[: self._usable(rows)] for rows in self.sources]
+        yield from random.permutation(np.concatenate(whole).reshape(-1, self.batch_size)).flatten().tolist()
+
+    def __len__(self) -> int:
+        """The rows of an epoch."""
+        return sum(self._usable(rows) for rows in self.sources)
+
+    def _usable(self, rows: np.ndarray) -> int:
+        return len(rows) // self.batch_size * self.batch_size
+
+
+def by_source(
+    dataset: Any, *, source_of: np.ndarray, devices: int, batch_size: int, seed: int = 0, **kwargs: Any
+) -> DefaultBatchSampler:
+    """Batches of one source each, as the trainer's ``batch_sampler``.
+
+    Args:
+        dataset: What they are drawn from.
+        source_of: The number of each row's source.
+        devices: How many share a batch; they take its parts in turn.
+        batch_size: Rows of a device.
+        seed: Of the order.
+        **kwargs: What the trainer hands to any sampler.
+    """
+    rows = BySourceSampler(source_of, batch_size * devices, seed)
+    return DefaultBatchSampler(rows, batch_size=batch_size, seed=seed, **kwargs)
 
 
 @dataclass

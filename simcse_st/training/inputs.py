@@ -58,11 +58,14 @@ def load_inputs(
     """
     precision = choose_precision(recipe, torch.device(device))
     check_machine(recipe, devices, precision)
-    if len(data) < recipe.training.batch_size:
-        raise InputError(
-            f"data.train: {len(data)} {recipe.data.kind} are fewer than one batch of "
-            f"{recipe.training.batch_size}: lower training.batch_size or give more data"
-        )
+    by_source = recipe.training.batches == "by_source"
+    for number, rows in enumerate(data.rows_of_sources if by_source else [len(data)]):
+        if rows < recipe.training.batch_size:
+            name = f"data.train.{number}" if by_source else "data.train"
+            raise InputError(
+                f"{name}: {rows} {recipe.data.kind} are fewer than one batch of {recipe.training.batch_size}: lower "
+                "training.batch_size or give more data"
+            )
     if recipe.model.sha256:
         _check_weights(Path(encoder_path(recipe.model.base)), recipe.model.sha256)
     set_seed(recipe.seed)  # for the first weights of a head that is kept
@@ -163,7 +166,9 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
         batch, batch - 1 + hard, batch - 1, hard,
     )  # fmt: skip
-    steps, warmup = recipe.training.steps(len(inputs.data))
+    if recipe.training.batches == "by_source":
+        logger.info("batches  of one source each")
+    steps, warmup = recipe.training.steps(inputs.data.rows_of_sources)
     if warmup >= steps:
         logger.warning("warm-up  its %d steps are not over when the run ends, after %d", warmup, steps)
     if patience := recipe.training.patience:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from simcse_st.console import progress
 from simcse_st.data import HeldOut, TrainingData
 from simcse_st.data.held_out import check_held_out, load_data
-from simcse_st.data.sources import find_source, resolve
+from simcse_st.data.sources import find_sources, resolve
 from simcse_st.encoders import encoder_path, tokenizer_at_hand
 from simcse_st.errors import RunError, listed
 from simcse_st.recipe import Recipe
@@ -92,7 +92,7 @@ def check_places(recipe: Recipe) -> None:
 
 def check_data_places(recipe: Recipe) -> None:
     """The same for the data alone."""
-    find_source(recipe.data.train, "train", recipe.data.quotes)
+    find_sources(recipe.data)
     check_held_out(recipe.data.dev, "dev")
     check_held_out(recipe.data.test, "test")
 
@@ -201,6 +201,8 @@ def state_data(recipe: Recipe, manifest: Manifest) -> None:
             facts.pairs, facts.rows_read, facts.pairs_with_hard_negative,
             100 * facts.share_with_hard_negative, facts.hard_negatives,
         )  # fmt: skip
+    for one in facts.of_sources:
+        logger.info("source   %s: %d", one.name, one.rows)
     dropped = [f"{count} {reason.replace('_', ' ')}" for reason, count in facts.dropped.items() if count]
     if dropped:
         logger.info("dropped  %s", ", ".join(dropped))

@@ -23,8 +23,9 @@ from simcse_st.evaluation.evaluate import measure_run
 from simcse_st.evaluation.evaluators import Evaluator, evaluator_of
 from simcse_st.identity import weights_sha256
 from simcse_st.models import Located, load_model
-from simcse_st.recipe import Recipe, metrics_of
+from simcse_st.recipe import Recipe
 from simcse_st.records import SPLITS, Results, Scores, Split
+from simcse_st.references import metrics_of
 from simcse_st.run import CARD, Run, file_sha256, is_kept
 from simcse_st.training.arguments import trackers, training_arguments
 from simcse_st.training.batch import BatchCounter
@@ -172,7 +173,7 @@ def _record(
     assert best.best_step is not None
     assert measured.tasks.test
     dev = inputs.held_out["dev"]
-    planned, _ = recipe.training.steps(len(inputs.data))
+    planned, _ = recipe.training.steps(inputs.data.rows_of_sources)
     results = Results(
         recipe=recipe.name,
         best_step=best.best_step,

@@ -12,7 +12,8 @@ from simcse_st.card import load_template
 from simcse_st.console import first_process
 from simcse_st.data.held_out import load_data
 from simcse_st.errors import InputError
-from simcse_st.recipe import Given, Recipe, RetrievalRows, checked
+from simcse_st.recipe import Recipe, checked
+from simcse_st.references import Given, RetrievalRows
 from simcse_st.run import Run, check_free, locked
 from simcse_st.training.prepare import check_places
 
