@@ -26,16 +26,16 @@ from simcse_st.evaluation.records import (
     is_stsb,
 )
 from simcse_st.evaluation.report import gap_to_paper, pairs_of_run
-from simcse_st.evaluation.tables import metric_name
+from simcse_st.evaluation.tables import further, metric_name
 from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe, shipped_recipes
 from simcse_st.records import SPLITS, GradedFacts, HeldOutFacts, Scores, Source, Split
-from simcse_st.references import RETRIEVAL, is_public
+from simcse_st.references import RETRIEVAL, HeldOutSets, is_public
 from simcse_st.run import CARD, RECIPE, Run, locked, open_run, write_text
 
 _EXCERPT = 160  # characters of a sentence that is quoted
 PROOF = "simcse_st"  # the metadata's key for what proves a copy
-METRIC = "metric"  # that of a score's arguments for which metric counts, where it is not Spearman
+SET, SIZE = "set", "dimensions"  # arguments of a score, for which of several sets it is of, and which size
 # The entries of citations.bib for a dataset, by a part of its name.
 _CITED = {
     "snli": ("bowman-etal-2015-large",),
@@ -45,6 +45,7 @@ _CITED = {
     "nli-for-simcse": ("bowman-etal-2015-large", "williams-etal-2018-broad"),
     "nli_for_simcse": ("bowman-etal-2015-large", "williams-etal-2018-broad"),
     "stsb": ("cer-etal-2017-semeval",),
+    "matryoshka": ("kusupati-etal-2022-matryoshka",),
 }
 
 
@@ -138,6 +139,7 @@ def compose_card(run: Run, repo_id: str | None = None, recipe: Recipe | None = N
             base_model=base_model,
             repo_id=repo_id,
             command=_command(run, recipe),
+            further=further(results),
             held_out={split: run.manifest.held_out(split) for split in SPLITS},
             gap=gap_to_paper(train.kind, scores, pairs_of_run(run)),
             baselines=baselines,
@@ -225,7 +227,11 @@ def _metadata(run: Run, recipe: Recipe, base_model: str | None) -> ModelCardData
         ],
         base_model=base_model,
         datasets=list(dict.fromkeys(datasets)) or None,
-        metrics=list(dict.fromkeys(_typed(metric) for split in SPLITS for metric in _stated(results.split(split)))),
+        metrics=list(
+            dict.fromkeys(
+                _typed(metric.rpartition("/")[2]) for split in SPLITS for metric in _stated(results.split(split))
+            )
+        ),
         model_name=recipe.name,
         eval_results=[
             _eval_result(run, split, metric, getattr(recipe.data, split))
@@ -239,31 +245,35 @@ def _metadata(run: Run, recipe: Recipe, base_model: str | None) -> ModelCardData
 
 def _eval_result(run: Run, split: Split, metric: str, reference: object) -> EvalResult:
     """A score with what it takes to get it again: the pairs' place, if it is public, and their checksum."""
-    facts, scores = run.manifest.held_out(split), run.results.split(split)
+    *prefixes, name = metric.split("/")
+    size = next((int(prefix) for prefix in prefixes if prefix.isdecimal()), None)
+    of_set = next((prefix for prefix in prefixes if not prefix.isdecimal()), "")
+    facts, scores = run.manifest.held_out(split).parts[of_set], run.results.split(split)
+    reference = reference.sets[of_set] if isinstance(reference, HeldOutSets) else reference
     source = facts.sources[0]
     graded = isinstance(facts, GradedFacts)
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {SET: of_set} if of_set else {}
     if str(reference).startswith(PACKAGE_SCHEME):
         told["source"] = reference
     elif isinstance(reference, RETRIEVAL) and is_public(reference):  # whose parts no field has room for
         told["source"] = reference.model_dump(mode="json", exclude_defaults=True)
-    told |= {} if scores.metric == "spearman" else {METRIC: scores.metric}
     return EvalResult(
         task_type="semantic-similarity" if graded else "information-retrieval",
         task_name="Semantic Similarity" if graded else "Information Retrieval",
-        dataset_type=source.dataset or f"{'sts' if graded else 'retrieval'}-{split}",
+        dataset_type=source.dataset or "-".join(filter(None, ["sts" if graded else "retrieval", split, of_set])),
         dataset_name=source_name(facts.sources),
         dataset_config=source.config,
         dataset_split=source.split,
         dataset_revision=source.revision,
         dataset_args={
             "role": split,
-            "pairs" if graded else "queries": scores.n,
+            "pairs" if graded else "queries": facts.pairs if graded else facts.queries,
             "pairs_sha256": facts.pairs_sha256,
             **told,
         },
-        metric_type=_typed(metric),
-        metric_name=_typed(metric).replace("_", " ").title(),
+        metric_type=_typed(name),
+        metric_name=_typed(name).replace("_", " ").title() + (f" at {size} dimensions" if size else ""),
+        metric_args={SIZE: size} if size else None,
         metric_value=scores.metrics[metric] / 100,
     )
 
@@ -271,7 +281,10 @@ def _eval_result(run: Run, split: Split, metric: str, reference: object) -> Eval
 def _stated(scores: Scores) -> list[str]:
     """The metrics that the metadata state: the one that counts, and the usual ones of its kind."""
     usual = ("spearman", "pearson", "ndcg@10", "mrr@10", "map@100", "accuracy@1", "recall@10")
-    return list(dict.fromkeys([scores.metric, *(name for name in usual if name in scores.metrics)]))
+    order = {name: number for number, name in enumerate(usual)}
+    shown = [name for name in scores.metrics if name.rpartition("/")[2] in order]
+    shown.sort(key=lambda name: (name.count("/"), order[name.rpartition("/")[2]]))
+    return list(dict.fromkeys([scores.metric, *shown]))
 
 
 def _typed(metric: str) -> str:
@@ -289,13 +302,14 @@ def _years(tasks: Tasks) -> list[tuple[str, float]]:
 def _citations(run: Run, recipe: Recipe) -> list[str]:
     """BibTeX entries: of the method, of the library, and of the datasets that are known."""
     manifest, expect = run.manifest, recipe.data.expect
-    names = ["stsb" for split in SPLITS if _is_stsb(split, manifest.held_out(split))]
+    names = ["stsb" for split in SPLITS for one in manifest.held_out(split).parts.values() if _is_stsb(split, one)]
     inputs = [manifest.train.sources, *(manifest.held_out(split).sources for split in SPLITS)]
     for source in (source for sources in inputs for source in sources):
         if source.dataset:
             names += [source.dataset, *(file.file for file in source.files or ())]
         elif expect and expect.source == source.file:  # a file that is known, and was checked
             names.append(source.file)
+    names += ["matryoshka"] if recipe.loss.matryoshka else []
     entries = bibtex()
     cited = [key for name in sorted(names) for part, keys in _CITED.items() if part in name for key in keys]
     return [entries[key] for key in dict.fromkeys(["gao-etal-2021-simcse", "reimers-gurevych-2019-sentence", *cited])]
@@ -346,6 +360,8 @@ def _by_name(reference: Any, datasets: set[str | None]) -> Any:
         return [_by_name(one, datasets) for one in reference]
     if isinstance(reference, dict):
         named = ("file", "retrieval", "corpus", "queries", "relevant")
+        if sets := reference.get("sets"):
+            return {"sets": {name: _by_name(one, datasets) for name, one in sets.items()}}
         return {key: _by_name(value, datasets) if key in named and value else value for key, value in reference.items()}
     return reference if reference in datasets or reference.startswith(PACKAGE_SCHEME) else Path(reference).name
 

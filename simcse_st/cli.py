@@ -86,7 +86,7 @@ def train(
     from simcse_st.training import train as training
 
     if seeds is not None:
-        numbers = _numbers(seeds, overrides)
+        numbers = _seeds(seeds, overrides)
         print_tables([seeds_table(experiments.train_seeds(chosen, numbers, output, overwrite=overwrite))])
         return
     run = training.train(chosen, output, overwrite=overwrite, resume=resume)
@@ -118,7 +118,7 @@ def ablate(
 
     _go_on_with("the same command", overwrite)
     chosen = load_recipe(recipe, overrides or (), base=base, data=data)
-    numbers = _numbers(seeds, overrides)
+    numbers = _seeds(seeds, overrides)
     print_tables(ablation_tables(experiments.ablate(chosen, without.split(","), numbers, output, overwrite=overwrite)))
 
 
@@ -171,6 +171,10 @@ def evaluate(
     mteb: Annotated[
         str | None, typer.Option("--mteb", metavar="TASK,...", help="Tasks of the MTEB leaderboard to run too.")
     ] = None,
+    truncate_dims: Annotated[
+        str | None,
+        typer.Option("--truncate-dims", metavar="N,...", help="Score dev and test with embeddings cut to these sizes."),
+    ] = None,
     figures: Annotated[
         bool, typer.Option("--figures", help="Draw pictures too (pip install 'simcse-st[plot]').")
     ] = False,
@@ -191,6 +195,7 @@ def evaluate(
         output=output,
         figures=figures,
         mteb=mteb.split(",") if mteb else (),
+        truncate_dims=_numbers("--truncate-dims", truncate_dims) if truncate_dims else (),
     )
     print_tables(evaluation_tables(record))
     _print(f"{output / EVALUATION}: every number with what it is over, and the most confident mistakes")
@@ -288,14 +293,18 @@ def _go_on_with(command: str, overwrite: bool) -> None:
     _going_on = f"; {command}{', without --overwrite,' if overwrite else ''} goes on"
 
 
-def _numbers(seeds: str, overrides: list[str] | None) -> list[int]:
+def _seeds(seeds: str, overrides: list[str] | None) -> list[int]:
     """The seeds of ``--seeds``."""
     if twice := [override for override in overrides or () if override.partition("=")[0].strip() == "seed"]:
         raise InputError(f"--set {twice[0]}: the seeds of these runs are --seeds {seeds}")
+    return _numbers("--seeds", seeds)
+
+
+def _numbers(option: str, text: str) -> list[int]:
     try:
-        return [int(seed) for seed in seeds.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
-        raise InputError(f"--seeds {seeds}: give whole numbers with commas between them, e.g. 42,43,44") from None
+        raise InputError(f"{option} {text}: give whole numbers with commas between them, e.g. 42,43,44") from None
 
 
 def _print(text: str) -> None:

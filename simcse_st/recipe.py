@@ -18,13 +18,13 @@ from simcse_st.errors import InputError, nearest
 from simcse_st.references import (
     Columns,
     HeldOutReference,
-    HoldOut,
     Name,
     NLISection,
     Sample,
     Section,
     SourceFile,
     TrainingReference,
+    hold_out_of,
     metrics_of,
 )
 
@@ -102,7 +102,7 @@ class DataSection(Section):
     dev: HeldOutReference = "sentence-transformers/stsb"
     """What chooses the best step: graded sentence pairs; ``{retrieval: FILE_OR_DATASET}``, pairs or triplets whose
     anchors should find their positives; ``{corpus: ..., queries: ..., relevant: ...}``; ``{nano_beir: NanoMSMARCO}``;
-    or ``{hold_out: 500}``, so many rows of ``data.train``."""
+    ``{hold_out: 500}``, so many rows of ``data.train``; or several, ``{sets: {NAME: ..., NAME: ...}}``."""
     test: HeldOutReference = "sentence-transformers/stsb"
     """The same for what is scored once, on the kept weights."""
     columns: Columns | None = None
@@ -149,6 +149,9 @@ class LossSection(Section):
     mask_false_negatives: bool = False
     """Leaves another row's positive out of a row's denominator if its text is that of the row's anchor or positive,
     or if both have the same anchor. The paper does not."""
+    matryoshka: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1)] | None = None
+    """Sizes such as ``[768, 256, 64]``: the loss is the sum of that of the first so many numbers of each embedding
+    (Kusupati et al. 2022), so that embeddings can be cut to these sizes afterwards. Each is scored."""
     mlm_weight: float = Field(default=0.0, ge=0)
     """Adds so many times the loss of predicting masked tokens (the paper's code: 0.1; for transfer tasks, not STS)."""
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
@@ -164,6 +167,8 @@ class LossSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.matryoshka and len(set(self.matryoshka)) < len(self.matryoshka):
+            raise ValueError(f"matryoshka: {self.matryoshka} has a size twice")
         caches = [key for key in ("mini_batch_size", "mini_batch_num_tokens") if getattr(self, key) is not None]
         if len(caches) > 1:
             raise ValueError("mini_batch_size, mini_batch_num_tokens: gradient caching goes by one of them")
@@ -225,7 +230,7 @@ class TrainingSection(Section):
     metric: str | None = None
     """The metric of dev that chooses the best step: ``spearman`` (the default) or ``pearson`` of graded pairs;
     ``ndcg@10`` (the default), ``mrr@10``, ``map@100``, ``accuracy@K``, ``recall@K`` or ``precision@K`` (K: 1, 3, 5, 10,
-    100) of a retrieval set."""
+    100) of a retrieval set. Of several sets, ``NAME/METRIC``; of a size of ``loss.matryoshka``, ``SIZE/METRIC``."""
     patience: int | None = Field(default=None, gt=0)
     """Ends training after so many dev scores without a better one; the schedule stays that of all steps. null does
     not."""
@@ -294,12 +299,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        known, metric = metrics_of(self.data.dev), self.training.metric
+        known, metric = metrics_of(self.data.dev, self.loss.matryoshka or ()), self.training.metric
         if metric not in (None, *known):
             raise ValueError(f"training.metric: data.dev has no metric {metric!r}: {nearest(str(metric), known)}")
         if self.training.batches == "by_source" and len(self.data.sources()) < 2:
             raise ValueError("training.batches: by_source is about several sources: data.train must be a list of them")
-        if self.data.kind == "sentences" and HoldOut in (type(self.data.dev), type(self.data.test)):
+        if self.data.kind == "sentences" and (hold_out_of(self.data.dev) or hold_out_of(self.data.test)):
             raise ValueError("hold_out: the single sentences of data.kind=sentences have no positives to find")
         if self.data.kind == "sentences":
             idle = {
@@ -361,5 +366,5 @@ def checked(section: type[AnySection], **values: Any) -> AnySection:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = re.sub(r"^(Value error, |Input |String )", "", first["msg"])
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))  # which form it has
         raise InputError(f"{key} {problem}, not {first['input']!r}" if key else problem) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
@@ -148,7 +149,16 @@ class TrainFacts(Record):
         return self.sentences if self.sentences is not None else self.pairs or 0
 
 
-class GradedFacts(Record):
+class _OneSet(Record):
+    """What is known of one held-out set."""
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The sets by their names: this one, without a name."""
+        return {"": self}
+
+
+class GradedFacts(_OneSet):
     """Graded pairs that a model is scored on."""
 
     sources: list[Source]
@@ -170,7 +180,7 @@ class GradedFacts(Record):
         return f"{self.pairs:,} pairs"
 
 
-class RetrievalFacts(Record):
+class RetrievalFacts(_OneSet):
     """A retrieval set that a model is scored on."""
 
     sources: list[Source]
@@ -191,7 +201,35 @@ class RetrievalFacts(Record):
         return f"{self.queries:,} queries"
 
 
-HeldOutFacts = GradedFacts | RetrievalFacts
+class SetsFacts(Record):
+    """Several sets that a model is scored on, by their names."""
+
+    sets: dict[str, GradedFacts | RetrievalFacts]
+    mean_gold: None = None
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The sets by their names."""
+        return dict(self.sets)
+
+    @property
+    def sources(self) -> list[Source]:
+        """Those of all."""
+        return [source for one in self.sets.values() for source in one.sources]
+
+    @property
+    def pairs_sha256(self) -> str:
+        """SHA-256 of all."""
+        lines = [f"{name} {one.pairs_sha256}\n" for name, one in self.sets.items()]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @property
+    def size(self) -> str:
+        """What a score is of, in words."""
+        return ", ".join(f"{name}: {one.size}" for name, one in self.sets.items())
+
+
+HeldOutFacts = GradedFacts | RetrievalFacts | SetsFacts
 
 
 class Manifest(Record):
@@ -320,6 +358,8 @@ class Results(Record):
     """Those that its schedule was for, where patience ended training before."""
     base: dict[Split, float]
     """The metric of each of the base: as it is saved or, of a bare encoder, as the recipe reads it."""
+    base_metrics: dict[Split, dict[str, float]] = {}
+    """All metrics of the base."""
     untrained: dict[Split, float] | None = None
     """The same of what was trained before it was, where the recipe reads the base otherwise than it is saved."""
     dev: Scores

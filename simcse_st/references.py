@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -169,23 +170,23 @@ class SourceDataset(HubDataset, _Own):
         return HubDataset(**self.model_dump(include=set(HubDataset.model_fields)))
 
 
-def _form(value: object) -> str | None:
+def form_of(value: object) -> str | None:
     """Which form of a reference this is: what is wrong with it is then said of that form."""
     for kind, form in ((str, "<name>"), (list, "<list>"), (Given, "<given>")):
         if isinstance(value, kind):
             return form
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
+    keys = value if isinstance(value, Mapping) else getattr(type(value), "model_fields", {})
     return next((f"<{key}>" for key in _KEYS if key in keys), None)
 
 
-_KEYS = ("dataset", "file", "retrieval", "corpus", "nano_beir", "hold_out")
+_KEYS = ("dataset", "file", "retrieval", "corpus", "nano_beir", "hold_out", "sets")
 _Hub = Annotated[HubDataset, Tag("<dataset>")]
 _File = Annotated[Name, Tag("<name>")]
 _Rows = Annotated[Given, Tag("<given>")]
 
 
 def _one_of(forms: str) -> Discriminator:
-    return Discriminator(_form, custom_error_type="form", custom_error_message=f"should be {forms}")
+    return Discriminator(form_of, custom_error_type="form", custom_error_message=f"should be {forms}")
 
 
 Reference = Annotated[_File | _Hub, _one_of("a file, a hub data set, or a mapping with the key dataset")]
@@ -246,17 +247,35 @@ class HoldOut(Section):
 
 
 GradedReference = _File | _Hub | Annotated[GradedFile, Tag("<file>")] | _Rows
-HeldOutReference = Annotated[
+_OneReference = (
     GradedReference
     | Annotated[RetrievalRows, Tag("<retrieval>")]
     | Annotated[RetrievalCorpus, Tag("<corpus>")]
     | Annotated[NanoBEIR, Tag("<nano_beir>")]
-    | Annotated[HoldOut, Tag("<hold_out>")],
-    _one_of(
-        "a file, a hub data set, or a mapping with the key dataset, file, retrieval, corpus, nano_beir or hold_out"
-    ),
-]
+    | Annotated[HoldOut, Tag("<hold_out>")]
+)
+_FORMS = "a file, a hub data set, or a mapping with the key dataset, file, retrieval, corpus, nano_beir"
 
+
+class HeldOutSets(Section):
+    """Several held-out sets at once, each under its name."""
+
+    sets: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")],
+        Annotated[_OneReference, _one_of(f"{_FORMS} or hold_out")],
+    ] = Field(min_length=1)
+    """Them. Their metrics are ``NAME/METRIC``; that of the first counts unless ``training.metric`` says otherwise."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(isinstance(one, HoldOut) for one in self.sets.values()) > 1:
+            raise ValueError("one hold_out is enough: give its sets together the rows that they should have")
+        return self
+
+
+HeldOutReference = Annotated[
+    _OneReference | Annotated[HeldOutSets, Tag("<sets>")], _one_of(f"{_FORMS}, hold_out or sets")
+]
 RETRIEVAL = (RetrievalRows, RetrievalCorpus, NanoBEIR)
 
 # The metrics of each kind of held-out set that can choose the best step, the default first; all x100.
@@ -273,6 +292,8 @@ def files_of(reference: object) -> list[str]:
         return [reference]
     if isinstance(reference, list):
         return [name for one in reference for name in files_of(one)]
+    if isinstance(reference, HeldOutSets):
+        return files_of([*reference.sets.values()])
     keys = ("file", "retrieval", "corpus", "queries", "relevant") if isinstance(reference, Section) else ()
     return [name for key in keys for name in files_of(getattr(reference, key, None))]
 
@@ -284,6 +305,21 @@ def is_public(reference: object) -> bool:
     return all(name.startswith("package:") for name in files_of(reference))
 
 
-def metrics_of(reference: object) -> tuple[str, ...]:
-    """The metrics that a held-out set has, the default first."""
-    return RETRIEVAL_METRICS if isinstance(reference, (*RETRIEVAL, HoldOut)) else GRADED_METRICS
+def hold_out_of(reference: object) -> HoldOut | None:
+    """What of a held-out set is taken from the training data."""
+    sets = reference.sets.values() if isinstance(reference, HeldOutSets) else [reference]
+    return next((one for one in sets if isinstance(one, HoldOut)), None)
+
+
+def metrics_of(reference: object, sizes: Iterable[int] = ()) -> tuple[str, ...]:
+    """The metrics that a held-out set has, the default first.
+
+    Args:
+        reference: The set.
+        sizes: To which embeddings are cut beside; the metrics of these are ``SIZE/METRIC``.
+    """
+    if isinstance(reference, HeldOutSets):
+        each = {name: metrics_of(one, sizes) for name, one in reference.sets.items()}
+        return tuple(f"{name}/{metric}" for name, metrics in each.items() for metric in metrics)
+    known = RETRIEVAL_METRICS if isinstance(reference, (*RETRIEVAL, HoldOut)) else GRADED_METRICS
+    return (*known, *(f"{size}/{metric}" for size in sizes for metric in known))

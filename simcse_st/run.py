@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,8 +21,19 @@ from simcse_st.console import first_process, quiet_bars
 from simcse_st.errors import InputError, RunError, one_line
 from simcse_st.recipe import Recipe
 from simcse_st.recipes import load_recipe
-from simcse_st.records import Environment, GradedFacts, HistoryEntry, Manifest, Push, Pushes, Record, Results, Split
-from simcse_st.references import GIVEN, GradedFile, HeldOutReference, HoldOut, RetrievalRows
+from simcse_st.records import (
+    Environment,
+    GradedFacts,
+    HeldOutFacts,
+    HistoryEntry,
+    Manifest,
+    Push,
+    Pushes,
+    Record,
+    Results,
+    Split,
+)
+from simcse_st.references import GIVEN, GradedFile, HeldOutReference, HeldOutSets, HoldOut, RetrievalRows
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +46,7 @@ _LOCK, _HOLDER = ".lock", ".lock-holder"
 # not look like a finished run.
 _LEFT = (
     "results.json", "manifest.json", "environment.json", HISTORY, EVALUATION, "push.json",
-    "dev.jsonl", "test.jsonl", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
+    "dev.jsonl", "test.jsonl", "dev", "test", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
 )  # fmt: skip
 _PACKAGES = (
     "simcse-st", "sentence-transformers", "transformers", "torch", "datasets", "huggingface_hub", "scipy", "numpy",
@@ -112,13 +123,7 @@ class Run:
 
     def held_out(self, split: Split) -> HeldOutReference:
         """Where dev or test is: where the recipe says, or kept here if only this run has it."""
-        reference: HeldOutReference = getattr(self.recipe.data, split)
-        if not is_kept(reference):
-            return reference
-        facts, kept = self.manifest.held_out(split), str(self.kept(split))
-        if isinstance(facts, GradedFacts):
-            return GradedFile(file=kept, scale=[facts.lowest, facts.scale])
-        return RetrievalRows(retrieval=kept)
+        return _place(getattr(self.recipe.data, split), self.manifest.held_out(split), self.kept(split))
 
     def kept(self, split: Split) -> Path:
         """The file of a dev or test set that only this run has."""
@@ -185,6 +190,19 @@ class Run:
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(str(self.model_path), device=device, local_files_only=True)
+
+
+def _place(reference: HeldOutReference, facts: HeldOutFacts, kept: Path) -> Any:  # a HeldOutReference
+    """Where a held-out set is: where the recipe says, or kept beside it, several in a folder."""
+    if isinstance(reference, HeldOutSets):
+        folder = kept.with_suffix("")
+        each = {name: _place(one, facts.parts[name], folder / f"{name}.jsonl") for name, one in reference.sets.items()}
+        return HeldOutSets(sets=each)
+    if not is_kept(reference):
+        return reference
+    if isinstance(facts, GradedFacts):
+        return GradedFile(file=str(kept), scale=[facts.lowest, facts.scale])
+    return RetrievalRows(retrieval=str(kept))
 
 
 def is_kept(reference: HeldOutReference) -> bool:

@@ -19,7 +19,7 @@ from publisher import ALL, Publisher, names
 from simcse_st import InputError, Recipe, build_model, evaluate, load_recipe, train
 from simcse_st.data import load_graded_pairs
 from simcse_st.encoders import make_ready
-from simcse_st.evaluation.evaluators import embed
+from simcse_st.evaluation.embedding import embed
 from simcse_st.run import file_sha256
 
 

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 
 from simcse_st import InputError, Recipe, Run, load_recipe, train, write_card
 from simcse_st.card import compose_card, markdown_text
-from simcse_st.evaluation.evaluators import STSEvaluator
+from simcse_st.evaluation.evaluators import HeldOutEvaluator
 from simcse_st.evaluation.records import AblatedPart, Ablation, Evaluation, SameData, SeedRun, Seeds, Spread
 from simcse_st.identity import weights_sha256
 from simcse_st.records import Manifest, Record, Results
@@ -320,18 +320,18 @@ def test_the_command_runs_the_same_recipe(finished: Run, tiny_recipe: Recipe):
 def test_the_kept_step_s_scores_stand_everywhere(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Dev 70, 80, 60: the card says 80, in text and metadata, written during the run or after it."""
     scores, weights = iter([50.0, 70.0, 80.0, 60.0]), {}
-    score = STSEvaluator.__call__
+    score = HeldOutEvaluator.__call__
 
-    def scripted(self: STSEvaluator, model, *arguments, **options):
+    def scripted(self: HeldOutEvaluator, model, *arguments, **options):
         metrics = score(self, model, *arguments, **options)
-        if self.sentences[0] != scripted.first:
+        if self.texts[0] != scripted.first:
             return metrics
         value = next(scores)
         weights[value] = weights_sha256(model)
         return {**metrics, "spearman": value}
 
     scripted.first = Path(tiny_recipe.data.dev).read_text().partition(",")[0]
-    monkeypatch.setattr(STSEvaluator, "__call__", scripted)
+    monkeypatch.setattr(HeldOutEvaluator, "__call__", scripted)
     training = tiny_recipe.training.model_copy(update={"max_steps": 9, "eval_steps": 3, "early_steps": None})
     result = train(tiny_recipe.model_copy(update={"training": training}), tmp_path / "run")
     assert not list(scores)

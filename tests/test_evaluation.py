@@ -14,8 +14,9 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from helpers import sentences
 from simcse_st import InputError, build_model
-from simcse_st.evaluation import evaluators
-from simcse_st.evaluation.evaluators import STSEvaluator, embed, tokenize
+from simcse_st.evaluation import embedding
+from simcse_st.evaluation.embedding import embed, tokenize
+from simcse_st.evaluation.evaluators import STSEvaluator
 
 
 def test_each_distinct_sentence_is_encoded_once(tiny_model: SentenceTransformer):
@@ -41,7 +42,7 @@ def test_an_embedding_that_is_not_finite_names_its_sentence(tiny_model: Sentence
 def test_embeddings_are_those_of_encode(
     block: int, prompt: str | None, dimension: int | None, tiny_model: SentenceTransformer, monkeypatch
 ):
-    monkeypatch.setattr(evaluators, "_BLOCK", block)
+    monkeypatch.setattr(embedding, "_BLOCK", block)
     tiny_model.prompts, tiny_model.default_prompt_name = {"say": "it is said that "}, prompt
     tiny_model.truncate_dim = dimension
     texts = [*sentences(40), "", "a" * 300, "a   b", *sentences(5)]

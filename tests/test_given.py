@@ -102,10 +102,32 @@ def test_a_run_on_given_rows_is_the_run_on_their_file(
     assert open_run(run.folder).manifest.train.sources[0].name == "given to train()"
 
 
+def test_dev_and_test_are_given_in_any_form(tiny_recipe: Recipe, tmp_path: Path):
+    pairs = [{"anchor": row["anchor"], "positive": row["positive"]} for row in rows_of(tiny_recipe)[:9]]
+    run = train(
+        tiny_recipe.changed(training__max_steps=3),
+        tmp_path / "run",
+        data=str(tiny_recipe.data.train),
+        dev={"sets": {"sts": graded(tiny_recipe, "dev"), "found": {"retrieval": pairs}, "file": tiny_recipe.data.test}},
+        test={"hold_out": 5},
+    )
+    whole = train(tiny_recipe.changed(training__max_steps=3), tmp_path / "whole")
+    assert run.results.base_metrics["dev"]["sts/spearman"] == whole.results.base["dev"]
+    assert run.results.base_metrics["dev"]["file/spearman"] == pytest.approx(whole.results.base["test"], abs=1e-9)
+    assert sorted(path.name for path in (run.folder / "dev").iterdir()) == ["found.jsonl", "sts.jsonl"]
+    assert (run.results.test.metric, run.results.test.n) == ("ndcg@10", 5)
+    (again,) = evaluate([run.folder], tasks="dev,test").models
+    assert again.tasks.dev is not None
+    for name in ("sts/spearman", "found/ndcg@10", "file/spearman"):
+        assert again.tasks.dev.metrics[name] == pytest.approx(run.results.dev.metrics[name], abs=1e-6)
+    with pytest.raises(InputError, match="dev.hold_out should be greater than 0"):
+        train(tiny_recipe, tmp_path / "other", dev={"hold_out": -1})
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a.jsonl", "must be a data set, rows or columns, not 'a.jsonl'"),
+        ("a.jsonl", "a.jsonl: no such file"),
         (7, "must be a data set, rows or columns, not 7"),
         ([{"anchor": "a", "positive": "b"}, ["a", "b"]], r"row 1: must be a mapping of columns to values, not \['a'"),
         ([{1: "a"}], "row 0: must be a mapping of columns to values"),

@@ -142,7 +142,7 @@ def test_a_run_without_graded_pairs(held_recipe: Recipe, tmp_path: Path):
     tasks = evaluate([run.folder], output=tmp_path / "again").models[0].tasks
     assert tasks.test is not None
     assert tasks.test.metrics["mrr@10"] == pytest.approx(run.results.test.value, abs=1e-6)
-    with pytest.raises(InputError, match="--tasks: geometry is of graded pairs"):
+    with pytest.raises(InputError, match="--tasks: geometry is of one set of graded pairs"):
         evaluate([run.folder], tasks="geometry")
 
 
@@ -152,7 +152,7 @@ def test_what_is_published_is_proven(held_recipe: Recipe, tmp_path: Path, publis
     checks = publisher("alice/m", run=str(run.folder))
     assert names(checks) == ALL
     score = f"{run.results.test.value:.4f}"
-    assert checks[-1][2] == f"MRR@10 x100 {score} on 20 queries of test, in the card {score}"
+    assert checks[-1][2] == f"MRR@10 x100 {score} on 20 queries of test, in the card {score}; 4 more as stated"
     # For anyone else, who has the set.
     answer = publisher("alice/m", token="")
     assert answer == "InputError: the card's test score is on pairs.jsonl: say where that set is, by --test"

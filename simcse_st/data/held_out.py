@@ -16,16 +16,19 @@ from simcse_st.data.sts import GradedPairs, check_graded_pairs, load_graded_pair
 from simcse_st.data.training import TrainingData, load_training_data
 from simcse_st.errors import InputError, listed
 from simcse_st.recipe import DataSection
-from simcse_st.records import SPLITS, RetrievalFacts, Source, Split
+from simcse_st.records import SPLITS, RetrievalFacts, SetsFacts, Source, Split
 from simcse_st.references import (
     HeldOutReference,
+    HeldOutSets,
     HoldOut,
     HubDataset,
     NanoBEIR,
     Reference,
     RetrievalCorpus,
     RetrievalRows,
+    hold_out_of,
 )
+from simcse_st.run import is_kept
 
 _NANO_BEIR = "sentence-transformers/NanoBEIR-en"
 HUB_SPLIT = {"dev": "validation", "test": "test"}
@@ -76,12 +79,58 @@ class RetrievalSet:
                 left = set()  # with the first query: whose hard negatives they were makes no difference here
 
 
-HeldOut = GradedPairs | RetrievalSet
+@dataclass(frozen=True)
+class NamedSets:
+    """Several sets at once.
+
+    Attributes:
+        sets: Them by their names.
+    """
+
+    sets: dict[str, GradedPairs | RetrievalSet]
+
+    @property
+    def facts(self) -> SetsFacts:
+        """For the manifest."""
+        return SetsFacts(sets={name: one.facts for name, one in self.sets.items()})
+
+    def __len__(self) -> int:
+        """The number of graded pairs and queries."""
+        return sum(map(len, self.sets.values()))
+
+    def texts(self) -> list[str]:
+        """Every text once."""
+        return list(dict.fromkeys(text for one in self.sets.values() for text in one.texts()))
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The pairs of all."""
+        return (pair for one in self.sets.values() for pair in one.pairs())
+
+
+HeldOut = GradedPairs | RetrievalSet | NamedSets
+
+
+def parts_of(held_out: HeldOut) -> dict[str, GradedPairs | RetrievalSet]:
+    """The sets by their names; one alone has none."""
+    return held_out.sets if isinstance(held_out, NamedSets) else {"": held_out}
+
+
+def keep(held_out: HeldOut, reference: HeldOutReference, path: Path) -> None:
+    """Writes what only this run has of a held-out set; see :meth:`~simcse_st.run.Run.held_out`."""
+    if isinstance(reference, HeldOutSets):
+        for name, one in reference.sets.items():
+            keep(parts_of(held_out)[name], one, path.with_suffix("") / f"{name}.jsonl")
+    elif is_kept(reference) and not isinstance(held_out, NamedSets):
+        path.parent.mkdir(exist_ok=True)
+        held_out.write(path)
 
 
 def check_held_out(reference: HeldOutReference | Path, split: Split) -> None:
     """Makes sure, without reading them, that the files of dev or test are there."""
-    if isinstance(reference, RetrievalRows):
+    if isinstance(reference, HeldOutSets):
+        for one in reference.sets.values():
+            check_held_out(one, split)
+    elif isinstance(reference, RetrievalRows):
         find_sources(DataSection(train=reference.retrieval), HUB_SPLIT[split])
     elif isinstance(reference, RetrievalCorpus):
         for part in (reference.corpus, reference.queries, reference.relevant):
@@ -108,6 +157,9 @@ def load_held_out(
         InputError: A row cannot be used, with its place; or there is nothing to measure.
     """
     quotes = data.quotes if data else None
+    if isinstance(reference, HeldOutSets):
+        each = {name: load_held_out(one, split, data, training) for name, one in reference.sets.items()}
+        return NamedSets({name: one for name, one in each.items() if not isinstance(one, NamedSets)})
     if isinstance(reference, HoldOut):
         if training is None:
             raise InputError("hold_out: a set that is held out of training data stands in a recipe")
@@ -140,7 +192,7 @@ def load_data(data: DataSection) -> tuple[TrainingData, dict[Split, HeldOut]]:
     found = {
         split: load_held_out(reference, split, data)
         for split, reference in references.items()
-        if not isinstance(reference, HoldOut)
+        if not hold_out_of(reference)
     }
     training = load_training_data(data)
     return training, {

@@ -15,7 +15,7 @@ from simcse_st.data.files import digest_of, write_arrow
 from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection
 from simcse_st.records import SPLITS, Split
-from simcse_st.references import HoldOut, Sample
+from simcse_st.references import Sample, hold_out_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def without_held_out(
         of_anchor = Counter(digest_of(anchor) for batch in batches for anchor in batch["anchor"].to_pylist())
         split_of: dict[bytes, Split] = {}
         for split in SPLITS:
-            if not isinstance(wanted := getattr(data, split), HoldOut):
+            if not (wanted := hold_out_of(getattr(data, split))):
                 continue
             needed = wanted.rows(of_anchor.total())
             left, rows = [anchor for anchor in of_anchor if anchor not in split_of], 0

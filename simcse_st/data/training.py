@@ -37,7 +37,7 @@ from simcse_st.data.sources import FileSource, GivenSource, HubSource, find_sour
 from simcse_st.errors import InputError
 from simcse_st.recipe import DataSection, Expect
 from simcse_st.records import SPLITS, SourceRows, Split, TrainFacts
-from simcse_st.references import HoldOut, HubDataset, NLISection
+from simcse_st.references import HubDataset, NLISection, hold_out_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -133,7 +133,7 @@ def load_training_data(data: DataSection, split: str = "train") -> TrainingData:
         made, schema = _distinct(rows, counts), pa.schema({"sentence": pa.string()})
     else:
         pairs = _pairs(rows, sections, counts)
-        if any(isinstance(getattr(data, part), HoldOut) for part in SPLITS):
+        if any(hold_out_of(getattr(data, part)) for part in SPLITS):
             pairs = without_held_out(pairs, name, data, counts.held_out, counts.dropped)
         made = _counted(pairs, data, counts)
         text = pa.string()

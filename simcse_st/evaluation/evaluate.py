@@ -46,6 +46,7 @@ def evaluate(
     figures: bool = False,
     mteb: Sequence[str] = (),
     device: str | None = None,
+    truncate_dims: Sequence[int] = (),
 ) -> Evaluation:
     """Measures models.
 
@@ -61,6 +62,8 @@ def evaluate(
             uniformity, and of run folders the dev score and the loss over the steps.
         mteb: Names of tasks of the MTEB leaderboard to run too.
         device: Where to compute.
+        truncate_dims: Sizes to which embeddings are cut for further scores on dev and test; by default those of a run
+            folder's ``loss.matryoshka``.
 
     Raises:
         InputError: A task, a model or data that cannot be used.
@@ -87,11 +90,15 @@ def evaluate(
     if path and path.is_dir():
         raise InputError(f"--output: {path} must be a file")
     with locked(path.parent) if path else nullcontext():
-        return _evaluate(names, wanted, asked, places, senteval, path, figures, mteb, device)
+        return _evaluate(names, wanted, asked, places, senteval, path, figures, mteb, device, truncate_dims)
 
 
 def measure_run(
-    name: str, model: SentenceTransformer, data: Mapping[Split, HeldOut], metrics: Mapping[Split, str]
+    name: str,
+    model: SentenceTransformer,
+    data: Mapping[Split, HeldOut],
+    metrics: Mapping[Split, str],
+    sizes: Iterable[int] = (),
 ) -> Evaluation:
     """Measures the kept model of a run by the default tasks, as far as its dev data admit them.
 
@@ -100,13 +107,14 @@ def measure_run(
         model: The model, as loaded back.
         data: Dev, which chose it, and test, for its one score.
         metrics: The metric of each that counts.
+        sizes: To which embeddings are cut for further scores.
     """
     dev = data["dev"]
     tasks = [task for task in GROUPS["default"] if isinstance(dev, GradedPairs) or task not in ON_DEV]
     if isinstance(dev, GradedPairs) and not any(dev.paraphrases()):
         tasks = [task for task in tasks if task not in ("geometry", "retrieval")]
     sets: dict[str, HeldOut] = {split: data[split] for split in SPLITS}
-    measured, _ = _measure(name, None, model, tasks, sets, {split: metrics[split] for split in SPLITS})
+    measured, _ = _measure(name, None, model, tasks, sets, {split: metrics[split] for split in SPLITS}, sizes)
     return _record(sets, [measured], model)
 
 
@@ -132,6 +140,7 @@ def _evaluate(
     figures: bool,
     mteb: Sequence[str],
     device: str | None,
+    sizes: Sequence[int],
 ) -> Evaluation:
     earlier = read_record(path, Evaluation) if path and path.exists() else None
     if figures:
@@ -144,13 +153,15 @@ def _evaluate(
     metrics: dict[str, str] = {
         split: metric for split in SPLITS if split not in places and (metric := _metric_of_runs(found, split))
     }
+    of_runs = next((model.run.recipe.loss.matryoshka or () for model in found if model.run), ())
     measured: list[MeasuredModel] = []
     dev_cosines: dict[str, list[float]] = {}
     for located in found:
         model = load_model(located, device)
         name = located.name if located.name not in dev_cosines else f"{located.name} ({len(dev_cosines) + 1})"
         try:
-            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data, metrics)
+            fitting = sizes or [size for size in of_runs if size <= (model.get_embedding_dimension() or 0)]
+            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data, metrics, fitting)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         if leaderboard:
@@ -175,10 +186,11 @@ def _measure(
     tasks: Sequence[str],
     data: dict[str, HeldOut],
     metrics: Mapping[str, str] | None = None,
+    sizes: Iterable[int] = (),
 ) -> tuple[MeasuredModel, list[float]]:
     from simcse_st.evaluation.evaluators import score_model, with_average  # and with it torch
 
-    results, cosines = score_model(tasks, data, model, metrics)
+    results, cosines = score_model(tasks, data, model, metrics, sizes)
     facts = dict(describe_model(model))
     return MeasuredModel(name=name, revision=revision, **facts, tasks=with_average(results)), cosines
 
@@ -186,7 +198,7 @@ def _measure(
 def _of_any_dev(tasks: Sequence[str], asked: Sequence[str]) -> list[str]:
     """The tasks that do not need graded pairs; those that do are refused where they are asked for by name."""
     if named := [name for name in asked if name in ON_DEV]:
-        raise InputError(f"--tasks: {named[0]} is of graded pairs, and dev is a retrieval set")
+        raise InputError(f"--tasks: {named[0]} is of one set of graded pairs, which dev is not")
     return [task for task in tasks if task not in ON_DEV]
 
 

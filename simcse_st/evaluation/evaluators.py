@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +10,14 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.util import batch_to_device, dot_score, truncate_embeddings
+from sentence_transformers.util import dot_score
 from torch import Tensor
 
 from simcse_st.data.files import digest_of
-from simcse_st.data.held_out import HeldOut, RetrievalSet
+from simcse_st.data.held_out import HeldOut, RetrievalSet, parts_of
 from simcse_st.data.sts import GradedPairs
 from simcse_st.errors import InputError
+from simcse_st.evaluation.embedding import Embedder, embed
 from simcse_st.evaluation.metrics import (
     alignment,
     by_gold_score,
@@ -40,10 +39,9 @@ from simcse_st.evaluation.records import (
     Tasks,
     is_stsb,
 )
-from simcse_st.records import Scores
+from simcse_st.records import SPLITS, Record, Scores
+from simcse_st.references import GRADED_METRICS, RETRIEVAL_METRICS
 
-_BLOCK = 1024
-_MANY = 4096  # sentences whose tokens are in memory at a time
 _CELLS = 2**22  # similarities that are
 _QUERIES = 256  # whose ranked passages are
 
@@ -213,145 +211,69 @@ class RetrievalEvaluator(InformationRetrievalEvaluator):
         """Prints nothing: whoever calls knows what to say."""
 
 
-Evaluator = STSEvaluator | RetrievalEvaluator
-
-
-def evaluator_of(held_out: HeldOut) -> Evaluator:
-    """The evaluator of a held-out set.
+class HeldOutEvaluator:
+    """Everything that a model scores on dev or test, with each distinct text encoded once.
 
     Args:
-        held_out: Graded pairs or a retrieval set.
-    """
-    if isinstance(held_out, RetrievalSet):
-        return RetrievalEvaluator(held_out)
-    sides = held_out.sentences1, held_out.sentences2
-    return STSEvaluator(*sides, held_out.scores, paraphrases=held_out.paraphrases())
-
-
-class Embedder:
-    """Embeds the same sentences again and again, tokenised once where their tokens fit into memory.
-
-    Args:
-        sentences: The sentences.
-        batch_size: Sentences of one forward pass.
+        held_out: Graded pairs, a retrieval set, or several sets under names.
+        sizes: To which embeddings are cut beside: their metrics are ``SIZE/METRIC``. Of several sets, all metrics are
+            ``NAME/METRIC``.
     """
 
-    def __init__(self, sentences: list[str], batch_size: int) -> None:
-        self.sentences, self.batch_size = sentences, batch_size
-        self._tokens: tuple[Any, Tokenized] | None = None
+    def __init__(self, held_out: HeldOut, sizes: Iterable[int] = ()) -> None:
+        self.sizes = [None, *sizes]
+        self._parts = [
+            (f"{name}/" if name else "", one, RetrievalEvaluator(one) if isinstance(one, RetrievalSet) else None)
+            for name, one in parts_of(held_out).items()
+        ]
+        self.texts = held_out.texts()
+        self._place = {text: number for number, text in enumerate(self.texts)}
+        self._embed = Embedder(self.texts, 64)
 
-    def __call__(self, model: SentenceTransformer) -> Tensor:
-        """Unit embeddings, see :func:`embed`."""
-        if len(self.sentences) > _MANY:
-            return embed(model, self.sentences, self.batch_size)
-        # What may change of a model between two scores and makes other tokens; the model itself is not kept alive.
-        tokenizer = model.tokenizer
-        sides = [getattr(tokenizer, name, None) for name in ("padding_side", "truncation_side", "added_tokens_decoder")]
-        key = (weakref.ref(model), sides, model.max_seq_length, model.default_prompt_name, dict(model.prompts))
-        if self._tokens is None or self._tokens[0] != key:
-            self._tokens = key, tokenize(model, self.sentences, self.batch_size)
-        return embed(model, self._tokens[1])
+    def __call__(self, model: SentenceTransformer) -> dict[str, float]:
+        """The metrics of a model, x100, and of graded pairs alignment and uniformity.
 
+        Raises:
+            InputError: The model gives an embedding that is not finite, or the same similarity to all pairs.
+        """
+        embeddings = self._embed(model)
+        metrics = self.score(embeddings, self._place)
+        for prefix, one, _ in self._parts:
+            if isinstance(one, GradedPairs) and any(one.paraphrases()):
+                metrics |= {f"{prefix}{key}": value for key, value in self._geometry(one, embeddings).items()}
+        return metrics
 
-@dataclass(frozen=True)
-class Tokenized:
-    """Sentences as a model takes them, in batches of nearly one length.
+    def score(self, embeddings: Tensor, place: Mapping[str, int]) -> dict[str, float]:
+        """The metrics of embeddings.
 
-    Sentence Transformers' ``encode`` sorts by characters, which leaves nearly a third of what it computes to padding.
+        Args:
+            embeddings: Unit vectors, shape ``(texts, dim)``.
+            place: The row of each text.
+        """
+        metrics: dict[str, float] = {}
+        for size in self.sizes:
+            if size is not None and not 0 < size <= embeddings.shape[1]:
+                raise InputError(f"embeddings of {embeddings.shape[1]} dimensions cannot be cut to {size}")
+            cut = embeddings if size is None else F.normalize(embeddings[:, :size], dim=1)
+            for prefix, one, evaluator in self._parts:
+                found = evaluator.score(cut, place) if evaluator else _correlations(one, cut, place)
+                prefix = prefix if size is None else f"{prefix}{size}/"
+                metrics |= {f"{prefix}{key}": value for key, value in found.items()}
+        return metrics
 
-    Attributes:
-        sentences: The sentences.
-        batches: The features of each batch, longest sentences first.
-        order: The numbers of the sentences in the order of the batches.
-    """
-
-    sentences: list[str]
-    batches: list[dict[str, Any]]
-    order: Tensor
-
-
-def tokenize(model: SentenceTransformer, sentences: Sequence[str], batch_size: int = 64) -> Tokenized:
-    """Tokenises sentences for :func:`embed`, with the model's default prompt.
-
-    Args:
-        model: The model, or one with the same tokenizer.
-        sentences: The sentences.
-        batch_size: Sentences of one forward pass.
-    """
-    prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
-
-    def features(texts: list[str]) -> dict[str, Any]:
-        return model.preprocess(texts, prompt=prompt)
-
-    # Characters tell lengths well enough for blocks that are not all padding, and tokens then for the batches.
-    rough = sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
-    lengths: dict[int, float] = {}
-    for begin in range(0, len(rough), _BLOCK):
-        block = rough[begin : begin + _BLOCK]
-        mask = features([sentences[number] for number in block]).get("attention_mask")
-        if mask is None or mask.ndim != 2:  # a model without padding
-            mask = torch.ones(len(block), 1)
-        lengths.update(zip(block, mask.sum(dim=1).tolist(), strict=True))
-    order = sorted(rough, key=lambda number: -lengths[number])
-    batches = [
-        features([sentences[number] for number in order[begin : begin + batch_size]])
-        for begin in range(0, len(order), batch_size)
-    ]
-    return Tokenized(list(sentences), batches, torch.tensor(order))
+    def _geometry(self, pairs: GradedPairs, embeddings: Tensor) -> dict[str, float]:
+        same = [number for number, is_one in enumerate(pairs.paraphrases()) if is_one]
+        first, second = (
+            embeddings[[self._place[side[number]] for number in same]] for side in (pairs.sentences1, pairs.sentences2)
+        )
+        sentences = embeddings[[self._place[text] for text in pairs.texts()]]
+        return {"alignment": alignment(first, second), "uniformity": uniformity(sentences)}
 
 
-def embed(model: SentenceTransformer, sentences: Sequence[str] | Tokenized, batch_size: int = 64) -> Tensor:
-    """Unit embeddings of sentences, shape ``(sentences, dim)``, float32 on the CPU.
-
-    Args:
-        model: The model.
-        sentences: The sentences, or what :func:`tokenize` made of them.
-        batch_size: Sentences of one forward pass.
-
-    Raises:
-        InputError: An embedding is not finite; names the first sentence that has one.
-    """
-    if isinstance(sentences, Tokenized):
-        count, parts = len(sentences.sentences), iter([sentences])
-    else:  # those of about one length together
-        count, order = len(sentences), sorted(range(len(sentences)), key=lambda number: -len(sentences[number]))
-        blocks = (order[begin : begin + _MANY] for begin in range(0, count, _MANY))
-        parts = (_tokenized_part(model, sentences, block, batch_size) for block in blocks)
-    embeddings = torch.empty(count, model.get_embedding_dimension() or 0)
-    model.eval()
-    for part in parts:
-        with torch.inference_mode():
-            vectors = truncate_embeddings(_encode(model, part), model.truncate_dim).float().cpu()
-        broken = (~torch.isfinite(vectors).all(dim=1)).nonzero()
-        if len(broken):
-            first = min(int(part.order[int(row)]) for row in broken)
-            text = (sentences.sentences if isinstance(sentences, Tokenized) else sentences)[first]
-            raise InputError(f"the model's embedding of {text!r} is not finite")
-        embeddings[part.order] = F.normalize(vectors, dim=1)
-    return embeddings
-
-
-def _encode(model: SentenceTransformer, tokens: Tokenized) -> Tensor:
-    """The embeddings in the order of the batches."""
-    # Into one tensor as they come: small ones that stay, between activations that go, would pin half a gigabyte of
-    # heap (100,000 passages).
-    found = torch.empty(0)
-    begin = 0
-    for batch in tokens.batches:
-        vectors = model(batch_to_device(dict(batch), model.device))["sentence_embedding"]
-        if begin == 0:
-            found = vectors.new_empty(len(tokens.order), vectors.shape[1])
-        found[begin : begin + len(vectors)] = vectors
-        begin += len(vectors)
-    return found
-
-
-def _tokenized_part(
-    model: SentenceTransformer, sentences: Sequence[str], numbers: list[int], batch_size: int
-) -> Tokenized:
-    """Some of the sentences, with the numbers that they have among all."""
-    part = tokenize(model, [sentences[number] for number in numbers], batch_size)
-    return replace(part, order=torch.tensor(numbers)[part.order])
+def _correlations(pairs: GradedPairs | RetrievalSet, embeddings: Tensor, place: Mapping[str, int]) -> dict[str, float]:
+    assert isinstance(pairs, GradedPairs)
+    found = correlations(pairs.scores, _cosines(pairs, place, embeddings))
+    return {name: found.metrics[name] for name in GRADED_METRICS}
 
 
 def score_model(
@@ -359,6 +281,7 @@ def score_model(
     data: Mapping[str, HeldOut],
     model: SentenceTransformer,
     metrics: Mapping[str, str] | None = None,
+    sizes: Iterable[int] = (),
 ) -> tuple[Tasks, list[float]]:
     """Runs tasks, with each sentence encoded once.
 
@@ -367,6 +290,7 @@ def score_model(
         data: The held-out set of each task that has one; those on dev go by ``dev``.
         model: The model.
         metrics: The metric that counts of some of them, where it is not the default of its kind.
+        sizes: To which embeddings are cut for further scores on dev and test.
 
     Returns:
         The results, and the cosines of the dev pairs where they were computed.
@@ -380,30 +304,37 @@ def score_model(
     for name, pairs in data.items():
         if name not in tasks:
             continue
-        metric = (metrics or {}).get(name)
-        if isinstance(pairs, RetrievalSet):
-            evaluator = RetrievalEvaluator(pairs)
-            scores = evaluator.score(embeddings, place)
-            results[name] = Scores(
-                metric=metric or "ndcg@10", n=len(pairs), pairs_sha256=pairs.facts.pairs_sha256, **scores
-            )
-            continue
-        cosines = _cosines(pairs, place, embeddings)
         try:
-            scored = (
-                sts_year(pairs.scores, cosines, pairs.facts.subsets)
-                if name in YEARS
-                else correlations(pairs.scores, cosines)
-            )
+            if name in YEARS and isinstance(pairs, GradedPairs):
+                cosines = _cosines(pairs, place, embeddings)
+                scored: Record = sts_year(pairs.scores, cosines, pairs.facts.subsets)
+            else:
+                found = HeldOutEvaluator(pairs, sizes if name in SPLITS else ()).score(embeddings, place)
+                scored = scores_of(pairs, (metrics or {}).get(name), found)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         facts = {"pairs_sha256": pairs.facts.pairs_sha256, "mean_gold": pairs.facts.mean_gold}
-        results[name] = scored.model_copy(update=facts | ({"metric": metric} if metric else {}))
+        results[name] = scored.model_copy(update=facts)
     dev = data.get("dev")
     if not isinstance(dev, GradedPairs):
         return Tasks(**results), []
     cosines = _cosines(dev, place, embeddings)
     return _with_dev(Tasks(**results), tasks, dev, cosines, place, embeddings), cosines
+
+
+def scores_of(held_out: HeldOut, metric: str | None, metrics: Mapping[str, float]) -> Scores:
+    """What a model scores on a held-out set.
+
+    Args:
+        held_out: The set.
+        metric: The metric that counts; by default that of the first set's kind.
+        metrics: All of them.
+    """
+    name, first = next(iter(parts_of(held_out).items()))
+    default = (RETRIEVAL_METRICS if isinstance(first, RetrievalSet) else GRADED_METRICS)[0]
+    chosen = metric or (f"{name}/{default}" if name else default)
+    of_chosen = parts_of(held_out).get(chosen.partition("/")[0]) or held_out
+    return Scores(metric=chosen, n=len(of_chosen), pairs_sha256=held_out.facts.pairs_sha256, **metrics)
 
 
 def with_average(tasks: Tasks) -> Tasks:
@@ -482,6 +413,6 @@ def _retrieval(dev: GradedPairs, pairs: list[tuple[int, int]], sentences: list[i
     )
 
 
-def _cosines(pairs: GradedPairs, place: dict[str, int], embeddings: Tensor) -> list[float]:
+def _cosines(pairs: GradedPairs, place: Mapping[str, int], embeddings: Tensor) -> list[float]:
     first, second = ([place[text] for text in side] for side in (pairs.sentences1, pairs.sentences2))
     return cosines_of(embeddings[first], embeddings[second])

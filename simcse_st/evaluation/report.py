@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from simcse_st.console import Table
 from simcse_st.errors import InputError
@@ -171,7 +171,7 @@ def _sizes(data: dict[Split, Pairs]) -> str:
 def _systems(place: Path) -> list[System]:
     run = Run(place)
     if run.is_finished:
-        return [_of_run(run)]
+        return [_of_run(run), *_of_sizes(run)]
     if run.has(Seeds):
         return _of_seeds(str(place), [place / f"seed-{one.seed}" for one in run.read(Seeds).seeds])
     if run.has(Ablation):
@@ -204,6 +204,21 @@ def _of_run(run: Run) -> System:
         recipe=results.recipe,
         gap=gap_to_paper(kind, scores, data),
     )
+
+
+def _of_sizes(run: Run) -> list[System]:
+    """A row for each size to which its embeddings can be cut, by the same metric on the same pairs."""
+    systems = []
+    sizes = {part: None for name in run.results.test.metrics for part in name.split("/") if part.isdecimal()}
+    for size in sizes:
+        scores: dict[str, Any] = {}
+        for split in SPLITS:
+            *of_set, name = run.results.split(split).metric.split("/")
+            parts = [*(part for part in of_set if not part.isdecimal()), size, name]
+            scores[split] = run.results.split(split).metrics["/".join(parts)]
+        rest = {"name": f"{run.folder}, {size} dimensions", "alignment": None, "uniformity": None, "gap": None}
+        systems.append(_of_run(run).model_copy(update=rest | scores))
+    return systems
 
 
 def _of_seeds(name: str, folders: list[Path]) -> list[System]:

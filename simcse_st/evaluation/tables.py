@@ -17,11 +17,39 @@ def run_table(results: Results) -> Table:
     after: dict[Split, float] = {split: results.split(split).value for split in SPLITS}
     rows = [[name, *(f"{of[split]:.2f}" for split in SPLITS)] for name, of in [*scores, ("after", after)]]
     rows.append(["change", *(f"{after[split] - results.base[split]:+.2f}" for split in SPLITS)])
+    for name, scores_of in further(results):
+        pairs = [scores_of.get(split) for split in SPLITS]
+        rows.append([name, *(f"{pair[1]:.2f} ({pair[1] - pair[0]:+.2f})" if pair else "" for pair in pairs)])
     kinds = named(results.split(split).metric for split in SPLITS)
     title = f"{kinds} x100, weights of step {results.best_step} of {results.total_steps}"
     if results.planned_steps:
         title += f" ({results.planned_steps} were planned)"
     return Table(title, ["", *(f"{split} ({_size(results.split(split))})" for split in SPLITS)], rows)
+
+
+def further(results: Results) -> list[tuple[str, dict[Split, tuple[float, float]]]]:
+    """The scores of a run on its other sets and at its other sizes.
+
+    Returns:
+        What each is, and that of the base and of the kept model on dev and test, where they have it.
+    """
+    found: dict[str, dict[Split, tuple[float, float]]] = {}
+    for split in SPLITS:
+        before = results.base_metrics.get(split, {})
+        for name in _beside(results.split(split)):
+            if name in before:
+                scores = before[name], results.split(split).metrics[name]
+                found.setdefault(metric_name(name), {})[split] = scores
+    return list(found.items())
+
+
+def _beside(scores: Scores) -> list[str]:
+    """Of each other set and size, the metric that is shown: the one that counts or else that of its kind."""
+    usual = (scores.metric.rpartition("/")[2], "spearman", "ndcg@10")
+    parts = dict.fromkeys(name.rpartition("/")[0] for name in scores.metrics)
+    each = [[f"{part}/{name}".lstrip("/") for name in usual] for part in parts]
+    shown = (next((name for name in names if name in scores.metrics), "") for names in each)
+    return [name for name in shown if name and name != scores.metric]
 
 
 def named(metrics: Iterable[str]) -> str:
@@ -30,9 +58,11 @@ def named(metrics: Iterable[str]) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """A metric as tables print it: ``Spearman``, ``nDCG@10``."""
-    name, at, k = metric.partition("@")
-    return f"{_METRICS.get(name, name)}{at}{k}"
+    """A metric as tables print it: ``Spearman``, ``nDCG@10 of faq``, ``Spearman at 64 dimensions``."""
+    *prefixes, base = metric.split("/")
+    name, at, k = base.partition("@")
+    words = [f"at {prefix} dimensions" if prefix.isdecimal() else f"of {prefix}" for prefix in prefixes]
+    return " ".join([f"{_METRICS.get(name, name)}{at}{k}", *words])
 
 
 def _size(scores: Scores) -> str:
@@ -77,6 +107,12 @@ def evaluation_tables(record: Evaluation) -> list[Table]:
         title = f"{named(of_sets)} x100 of cosine similarity; alignment and uniformity: lower is better"
         cells = [[f"{getattr(m.tasks.task(task), key):{form}}" for _, task, key, _, form in found] for m in models]
         tables.append(_table(title, models, heads, cells))
+    beside = [(split, name) for split in SPLITS if (scores := first.split(split)) for name in _beside(scores)]
+    if beside:
+        heads = [f"{split}\n{metric_name(name)}" for split, name in beside]
+        each = [[(model.tasks.split(split), name) for split, name in beside] for model in models]
+        cells = [[f"{of.metrics[name]:.2f}" if of and name in of.metrics else "" for of, name in row] for row in each]
+        tables.append(_table("Other sets and sizes of embeddings, x100", models, heads, cells))
     tables += _sts_tables(models)
     if _all(models, "mteb"):
         tasks = first.mteb or {}

@@ -224,7 +224,7 @@ def check_model(run: Run, pairs: Mapping[str, HeldOut]) -> None:
         known = {name: own.task(name) for name in ("geometry", "retrieval")} if own else {}
         recorded |= {name: result for name, result in known.items() if result}
     metrics: dict[str, str] = {split: run.results.split(split).metric for split in SPLITS}
-    found, _ = score_model(list(recorded), pairs, model, metrics)
+    found, _ = score_model(list(recorded), pairs, model, metrics, run.recipe.loss.matryoshka or ())
     wrong = []
     for task, record in recorded.items():
         new = found.task(task)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub  # which imports its parts as they are used
 import yaml
 
-from simcse_st.card import METRIC, PROOF
+from simcse_st.card import PROOF, SET, SIZE
 from simcse_st.console import quiet_bars
-from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out
+from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out, parts_of
 from simcse_st.data.sources import PACKAGE_SCHEME
 from simcse_st.encoders import check_encoder, takes
 from simcse_st.errors import InputError, one_line
@@ -34,7 +35,7 @@ from simcse_st.publishing.hub import (
 )
 from simcse_st.recipes import read_reference
 from simcse_st.records import Push, Pushes
-from simcse_st.references import HeldOutReference, HubDataset, is_public
+from simcse_st.references import HeldOutReference, HeldOutSets, HubDataset, is_public
 from simcse_st.run import CARD, Run, open_run
 
 if TYPE_CHECKING:
@@ -68,17 +69,37 @@ class Stated:
         stack: Its modules.
         weights_sha256: The checksum of its weights.
         files: The SHA-256 of its files, by their paths.
-        metric: The metric of its test score.
-        score: That score, x100.
-        test: That score's entry, with what the pairs are.
+        tests: Its scores on test; the one that counts comes first.
     """
 
     stack: str
     weights_sha256: str
     files: dict[str, str]
-    metric: str
+    tests: list[StatedScore]
+
+
+@dataclass(frozen=True)
+class StatedScore:
+    """A score that a card states.
+
+    Attributes:
+        entry: All that the card says of it, with what the pairs are.
+        score: Its value, x100.
+        metric: Its name.
+        of_set: The name of its set, where test has several.
+        size: To which embeddings are cut for it.
+    """
+
+    entry: EvalResult
     score: float
-    test: EvalResult
+    metric: str
+    of_set: str = ""
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in a run's records."""
+        return "/".join(str(part) for part in (self.of_set, self.size, self.metric) if part)
 
 
 def verify(
@@ -221,10 +242,11 @@ def _check_model(
     if stated is None:
         yield Check("card", False, f"{CARD} states no test score, or no stack, weights_sha256 and files under {PROOF}")
         return
-    finding = f"test {stated.score:.4f} on {stated.test.dataset_name}"
+    test = stated.tests[0]
+    finding = f"test {test.score:.4f} on {test.entry.dataset_name}"
     if pushed:
         said = (stated.stack, stated.weights_sha256)
-        as_pushed = said == (pushed.stack, pushed.weights_sha256) and abs(stated.score - pushed.scores["test"]) < 1e-9
+        as_pushed = said == (pushed.stack, pushed.weights_sha256) and abs(test.score - pushed.scores["test"]) < 1e-9
         yield Check("card", as_pushed, f"{finding}, {'' if as_pushed else 'not '}as in {Pushes.FILE}")
     else:
         yield Check("card", True, finding)
@@ -247,12 +269,9 @@ def _read_card(path: Path) -> Stated | None:
     """What a card's metadata say, if they say all of it."""
     try:
         data = huggingface_hub.ModelCard(path.read_text("utf-8")).data
-        proof, test = read_proof(data) or {}, next(filter(_is_test, data["eval_results"]))
+        proof, tests = read_proof(data) or {}, list(map(_stated, filter(_is_test, data["eval_results"])))
         files = {str(name): str(sha256) for name, sha256 in proof["files"].items()}
-        metric = str((test.dataset_args or {}).get(METRIC, "spearman"))
-        # Cards of the first versions state it x100, and say so.
-        score = float(test.metric_value) * (1 if str(test.metric_name).endswith("x100") else 100)
-        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, metric, score, test)
+        return Stated(str(proof["stack"]), str(proof["weights_sha256"]), files, tests) if tests else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return None
 
@@ -285,32 +304,62 @@ def load_as_anyone(copy: Path) -> tuple[SentenceTransformer | None, str]:
 
 
 def _check_score(stated: Stated, model: SentenceTransformer, run: Run | None, pairs: HeldOut | None) -> Check:
-    pairs = pairs or load_held_out(_place_of(stated.test, run), "test")
-    found, wanted = pairs.facts.pairs_sha256, (stated.test.dataset_args or {}).get("pairs_sha256")
-    if found != wanted:
-        return Check("score", False, f"these {pairs.facts.size} (SHA-256 {found}) are not the card's ({wanted})")
-    score = score_of(model, pairs, stated.metric)
+    """Whether the model scores on test what the card says, by every metric, on every set and at every size."""
+    first = stated.tests[0]
+    sizes = {one.size for one in stated.tests if one.size}
+    found: dict[str, float] = {}
+    size_of: dict[str, str] = {}
+    for one in stated.tests:
+        if one.of_set in size_of:
+            continue
+        given = parts_of(pairs).get(one.of_set) if pairs else load_held_out(_place_of(one, run), "test")
+        if given is None:
+            raise InputError(f"--test: the card's scores are of several sets: give {{sets: {{{one.of_set}: ...}}}}")
+        sha256, wanted = given.facts.pairs_sha256, (one.entry.dataset_args or {}).get("pairs_sha256")
+        if sha256 != wanted:
+            return Check("score", False, f"these {given.facts.size} (SHA-256 {sha256}) are not the card's ({wanted})")
+        size_of[one.of_set] = given.facts.size
+        prefix = f"{one.of_set}/" if one.of_set else ""
+        found |= {
+            f"{prefix}{name}": value for name, value in metrics_on_test(model, given, filter(None, sizes)).items()
+        }
+    wrong = [one for one in stated.tests if not abs(found.get(one.name, math.nan) - one.score) <= TOLERANCE]
+    shown, others = [*wrong, first][0], len(stated.tests) - 1
     finding = (
-        f"{metric_name(stated.metric)} x100 {score:.4f} on {pairs.facts.size} of test, in the card {stated.score:.4f}"
+        f"{metric_name(shown.name)} x100 {found.get(shown.name, math.nan):.4f} on {size_of[shown.of_set]} of test, in "
+        f"the card {shown.score:.4f}"
     )
-    return Check("score", abs(score - stated.score) <= TOLERANCE, finding)
+    return Check("score", not wrong, finding if wrong or not others else f"{finding}; {others} more as stated")
 
 
 def _is_test(result: EvalResult) -> bool:
-    """Whether it is the score to take again."""
-    told = result.dataset_args or {}
-    metric = str(told.get(METRIC, "spearman"))
-    return told.get("role") == "test" and result.metric_type in (f"{metric}_cosine", f"cosine_{metric}")
+    """Whether it is a score to take again."""
+    return (result.dataset_args or {}).get("role") == "test"
 
 
-def _place_of(stated: EvalResult, run: Run | None) -> HeldOutReference:
-    """Where the test pairs are: as the run's recipe says, or the card."""
+def _stated(entry: EvalResult) -> StatedScore:
+    # Cards of the first versions state it x100, and say so.
+    score = float(entry.metric_value) * (1 if str(entry.metric_name).endswith("x100") else 100)
+    size = dict(entry.metric_args or {}).get(SIZE)
+    return StatedScore(
+        entry,
+        score,
+        metric=entry.metric_type.removeprefix("cosine_").removesuffix("_cosine"),
+        of_set=str(dict(entry.dataset_args or {}).get(SET, "")),
+        size=int(size) if size is not None else None,
+    )
+
+
+def _place_of(score: StatedScore, run: Run | None) -> HeldOutReference:
+    """Where the pairs of a score are: as the run's recipe says, or the card."""
+    stated = score.entry
     told = stated.dataset_args or {}
     source = told.get("source", "")
     if str(source).startswith(PACKAGE_SCHEME):
         return str(source)
     if run:
-        return run.held_out("test")
+        place = run.held_out("test")
+        return place.sets[score.of_set] if isinstance(place, HeldOutSets) else place
     if isinstance(source, dict):
         place = read_reference(json.dumps(source))
         if is_public(place):  # a card does not choose files of this machine
@@ -325,12 +374,10 @@ def _place_of(stated: EvalResult, run: Run | None) -> HeldOutReference:
     raise InputError(f"the card's test score is on {stated.dataset_name}: say where that set is, by --test")
 
 
-def score_of(model: SentenceTransformer, pairs: HeldOut, metric: str) -> float:
-    """A metric of a model on a held-out set, x100, as a run's test score is taken."""
+def metrics_on_test(model: SentenceTransformer, held_out: HeldOut, sizes: Iterable[int] = ()) -> dict[str, float]:
+    """The metrics of a model on a held-out set, x100, as a run's test scores are taken."""
     from simcse_st.evaluation.evaluators import score_model
 
-    results, _ = score_model(["test"], {"test": pairs}, model, {"test": metric})
+    results, _ = score_model(["test"], {"test": held_out}, model, sizes=sizes)
     assert results.test
-    if metric not in results.test.metrics:
-        raise InputError(f"--test: the card's score is {metric}, which these {pairs.facts.size} have not")
-    return results.test.value
+    return results.test.metrics

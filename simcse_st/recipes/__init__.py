@@ -218,7 +218,7 @@ def _describe(error: ValidationError, origin: dict[str, str], where: str) -> str
         return f"{place}: the key {key!r} is missing"
     if first["type"] == "value_error":
         return f"{place}: {key}: {first['msg'].removeprefix('Value error, ')}"
-    problem = re.sub(r"^(Input|String|Value|List) | after validation, not \d+$", "", first["msg"])
+    problem = re.sub(r"^(Input|String|Value|List|Dictionary) | after validation, not \d+$", "", first["msg"])
     problem = "should be a mapping" if first["type"] == "model_type" else problem
     return f"{place}: {key}: {problem}, not {_kind(first['input'])}"
 

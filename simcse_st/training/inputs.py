@@ -166,6 +166,11 @@ def state_inputs(recipe: Recipe, inputs: Inputs) -> None:
         "batches  %d rows: an anchor sees %.1f negatives on average, %d other rows' positives and %.1f hard negatives",
         batch, batch - 1 + hard, batch - 1, hard,
     )  # fmt: skip
+    width = inputs.model.get_embedding_dimension() or 0
+    if recipe.loss.matryoshka and width not in recipe.loss.matryoshka:
+        logger.warning(
+            "sizes    %s do not have the model's own, %d, which is not trained", recipe.loss.matryoshka, width
+        )
     if recipe.training.batches == "by_source":
         logger.info("batches  of one source each")
     steps, warmup = recipe.training.steps(inputs.data.rows_of_sources)

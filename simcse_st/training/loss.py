@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sentence_transformers.util.distributed import get_rank, get_world_size
 from torch import Tensor, nn
 
 from simcse_st.card import bibtex
+from simcse_st.errors import InputError
 from simcse_st.recipe import LossSection, checked
 from simcse_st.training.batch import (
     BatchCounter,
@@ -67,6 +68,8 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         train_only_head: Puts a linear layer with tanh between pooling and the loss, which is trained but no part of
             the model (paper, table 6, for unsupervised training). It is a module of this loss, ``head``; with a
             :class:`~simcse_st.training.callbacks.LossCallback` it is checkpointed, and in step on several devices.
+        matryoshka: Sizes of embeddings. The loss is the sum, over these, of the loss of the first so many numbers of
+            each embedding, as ``MatryoshkaLoss`` gives it with weights of 1, and works with a train-only head, too.
         mlm_weight: Adds so many times the loss of predicting masked tokens of the batch (the paper's code suggests
             0.1; it is there for transfer tasks, not for STS). 0 does not compute it.
         mlm_probability: The share of tokens to predict.
@@ -107,6 +110,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         share_hard_negatives: bool = True,
         mask_false_negatives: bool = False,
         train_only_head: bool = False,
+        matryoshka: Sequence[int] | None = None,
         mlm_weight: float = 0.0,
         mlm_probability: float = 0.15,
         gather_across_devices: bool = False,
@@ -121,6 +125,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             hard_negative_weight=hard_negative_weight,
             share_hard_negatives=share_hard_negatives,
             mask_false_negatives=mask_false_negatives,
+            matryoshka=None if matryoshka is None else [*matryoshka],
             mlm_weight=mlm_weight,
             mlm_probability=mlm_probability,
             mini_batch_size=mini_batch_size,
@@ -129,8 +134,12 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         )
         if has_static_embedding_input(model):
             raise ValueError("a model of static embeddings has no sentences to cut into chunks, nor dropout or [CLS]")
+        width = model.get_embedding_dimension() or 0
+        if matryoshka and max(matryoshka) > width:
+            raise InputError(f"matryoshka: {max(matryoshka)} is more than the model's {width} dimensions")
         self.model = model
         self.temperature = temperature
+        self.matryoshka = [*matryoshka] if matryoshka else None
         self.hard_negative_weight = hard_negative_weight
         self.share_hard_negatives = share_hard_negatives
         self.mask_false_negatives = mask_false_negatives
@@ -288,13 +297,15 @@ class SimCSELoss(CachedLossMixin, nn.Module):
         # significant digits. Autocast would round the product again.
         with torch.autocast(anchors.device.type, enabled=False):
             precision = torch.promote_types(anchors.dtype, torch.float32)
-            anchor, candidate = (
-                F.normalize(vectors.to(precision), dim=-1) for vectors in (anchors, torch.cat([positives, negatives]))
-            )
-            logits = anchor @ candidate.T / self.temperature
-            if self.hard_negative_weight != 1.0:
-                logits = logits + F.pad(own.to(precision), (rows, 0)) * math.log(self.hard_negative_weight)
-            loss = F.cross_entropy(logits.masked_fill(left_out, -math.inf), target)
+            vectors = anchors.to(precision), torch.cat([positives, negatives]).to(precision)
+            loss = torch.zeros((), dtype=precision, device=anchors.device)
+            sizes: Sequence[int | None] = self.matryoshka or [None]
+            for size in sizes:
+                anchor, candidate = (F.normalize(side[:, :size], dim=-1) for side in vectors)
+                logits = anchor @ candidate.T / self.temperature
+                if self.hard_negative_weight != 1.0:
+                    logits = logits + F.pad(own.to(precision), (rows, 0)) * math.log(self.hard_negative_weight)
+                loss = loss + F.cross_entropy(logits.masked_fill(left_out, -math.inf), target)
             # Data-parallel training takes the mean over devices, which is that over rows if each has as many.
             return loss if len(anchors) * devices == rows else loss * (len(anchors) * devices / rows)
 
@@ -331,6 +342,7 @@ class SimCSELoss(CachedLossMixin, nn.Module):
             "share_hard_negatives": self.share_hard_negatives,
             "mask_false_negatives": self.mask_false_negatives,
             "train_only_head": self.head is not None,
+            "matryoshka": self.matryoshka,
             "mlm_weight": self.mlm_weight,
             "gather_across_devices": self.gather_across_devices,
         }

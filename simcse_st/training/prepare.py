@@ -179,15 +179,16 @@ def state_data(recipe: Recipe, manifest: Manifest) -> None:
     """Says once what was read, what was left out, and what is going to be trained on."""
     facts, cut = manifest.train, manifest.train.truncation
     for split in SPLITS:
-        facts_of = manifest.held_out(split)
-        if isinstance(facts_of, RetrievalFacts):
-            logger.info(
-                "%-8s %s: %d queries, %d passages, %d to find", split, facts_of.sources[0].name,
-                facts_of.queries, facts_of.passages, facts_of.relevant,
-            )  # fmt: skip
-        for layout in manifest.held_out(split).columns:
-            if layout.startswith(("without", "SentEval")):
-                logger.info("%-8s %s: read %s", split, manifest.held_out(split).sources[0].name, layout)
+        for facts_of in manifest.held_out(split).parts.values():
+            name = facts_of.sources[0].name
+            if isinstance(facts_of, RetrievalFacts):
+                logger.info(
+                    "%-8s %s: %d queries, %d passages, %d to find",
+                    split, name, facts_of.queries, facts_of.passages, facts_of.relevant,
+                )  # fmt: skip
+            for layout in facts_of.columns:
+                if layout.startswith(("without", "SentEval")):
+                    logger.info("%-8s %s: read %s", split, name, layout)
     if facts.columns_left_out:
         logger.warning("columns  %s hold no text role and are left out", listed(facts.columns_left_out))
     if recipe.data.kind == "sentences":

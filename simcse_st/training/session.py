@@ -18,15 +18,16 @@ from transformers.trainer_callback import ProgressCallback
 
 from simcse_st.card import render_card
 from simcse_st.data import GradedPairs, HeldOut, TrainingData
+from simcse_st.data.held_out import keep
 from simcse_st.errors import InputError, RunError, is_out_of_memory
 from simcse_st.evaluation.evaluate import measure_run
-from simcse_st.evaluation.evaluators import Evaluator, evaluator_of
+from simcse_st.evaluation.evaluators import HeldOutEvaluator, scores_of
 from simcse_st.identity import weights_sha256
 from simcse_st.models import Located, load_model
 from simcse_st.recipe import Recipe
-from simcse_st.records import SPLITS, Results, Scores, Split
+from simcse_st.records import SPLITS, Results, Split
 from simcse_st.references import metrics_of
-from simcse_st.run import CARD, Run, file_sha256, is_kept
+from simcse_st.run import CARD, Run, file_sha256
 from simcse_st.training.arguments import trackers, training_arguments
 from simcse_st.training.batch import BatchCounter
 from simcse_st.training.callbacks import LossCallback, LossProgress, STSCallback
@@ -79,7 +80,8 @@ def _run_recipe(
     if checkpoint:
         loss.seen = BatchCounter(**checkpoint.record.seen)
     metrics = _metrics(recipe)
-    evaluators = {split: evaluator_of(one) for split, one in inputs.held_out.items()}
+    sizes = recipe.loss.matryoshka or ()
+    evaluators = {split: HeldOutEvaluator(one, sizes) for split, one in inputs.held_out.items()}
     before = _score(inputs, inputs.model, evaluators, metrics, "before training")
     if checkpoint and before:
         chosen = metrics["dev"]
@@ -98,8 +100,7 @@ def _run_recipe(
     if process.is_main_process and checkpoint is None:
         run.begin(recipe)
         for split, one in inputs.held_out.items():
-            if is_kept(getattr(recipe.data, split)):
-                one.write(run.kept(split))
+            keep(one, getattr(recipe.data, split), run.kept(split))
         run.write(inputs.manifest)
         run.write(inputs.environment)
     process.wait_for_everyone()
@@ -121,13 +122,12 @@ def _run_recipe(
     total_steps = _fit(recipe, inputs, loss, saver, args, reporting)
     if process.is_main_process:
         model = _keep(best, run, str(process.device))
-        scores = [{split: one[split][metric] for split, metric in metrics.items()} for one in (base, before)]
-        _record(recipe, inputs, run, model, saver, scores, total_steps)
+        _record(recipe, inputs, run, model, saver, (base, before), total_steps)
 
 
 def _metrics(recipe: Recipe) -> dict[Split, str]:
     """The metric of dev and of test that counts: on test, that of dev where it has one."""
-    known = {split: metrics_of(getattr(recipe.data, split)) for split in SPLITS}
+    known = {split: metrics_of(getattr(recipe.data, split), recipe.loss.matryoshka or ()) for split in SPLITS}
     chosen = recipe.training.metric or known["dev"][0]
     return {split: chosen if chosen in metrics else metrics[0] for split, metrics in known.items()}
 
@@ -135,7 +135,7 @@ def _metrics(recipe: Recipe) -> dict[Split, str]:
 def _score(
     inputs: Inputs,
     model: SentenceTransformer,
-    evaluators: dict[Split, Evaluator],
+    evaluators: dict[Split, HeldOutEvaluator],
     metrics: dict[Split, str],
     what: str,
 ) -> dict[Split, dict[str, float]]:
@@ -161,28 +161,30 @@ def _record(
     run: Run,
     model: SentenceTransformer,
     saver: CheckpointCallback,
-    before: list[dict[Split, float]],
+    before: tuple[dict[Split, dict[str, float]], dict[Split, dict[str, float]]],
     total_steps: int,
 ) -> None:
     """Measures the kept model, writes down what the run came to, and drops its checkpoints."""
     best, seconds = saver.best, saver.train_seconds
     if not any(entry.loss for entry in run.history()):
         logger.warning("loss     it was 0 from the first step to the last: there was nothing to learn")
-    evaluation = measure_run(recipe.name, model, inputs.held_out, metrics := _metrics(recipe))
+    metrics = _metrics(recipe)
+    evaluation = measure_run(recipe.name, model, inputs.held_out, metrics, recipe.loss.matryoshka or ())
+    base, untrained = ({split: one[split][metric] for split, metric in metrics.items()} for one in before)
     (measured,) = evaluation.models
     assert best.best_step is not None
     assert measured.tasks.test
-    dev = inputs.held_out["dev"]
     planned, _ = recipe.training.steps(inputs.data.rows_of_sources)
     results = Results(
         recipe=recipe.name,
         best_step=best.best_step,
         total_steps=total_steps,
         planned_steps=planned if total_steps < planned else None,
-        base=before[0],
-        untrained=None if inputs.stack.is_base else before[1],
-        dev=Scores(metric=metrics["dev"], n=len(dev), **best.best_metrics),
-        test=Scores(metric=metrics["test"], n=measured.tasks.test.n, **measured.tasks.test.metrics),
+        base=base,
+        base_metrics=before[0],
+        untrained=None if inputs.stack.is_base else untrained,
+        dev=scores_of(inputs.held_out["dev"], metrics["dev"], best.best_metrics),
+        test=scores_of(inputs.held_out["test"], metrics["test"], measured.tasks.test.metrics),
         weights_sha256=best.best_sha256,
         base_model=inputs.base_model,
         model_sha256=measured.model_sha256,

@@ -12,8 +12,8 @@ from simcse_st.card import load_template
 from simcse_st.console import first_process
 from simcse_st.data.held_out import load_data
 from simcse_st.errors import InputError
-from simcse_st.recipe import Recipe, checked
-from simcse_st.references import Given, RetrievalRows
+from simcse_st.recipe import DataSection, Recipe, checked
+from simcse_st.references import Given, Section, form_of
 from simcse_st.run import Run, check_free, locked
 from simcse_st.training.prepare import check_places
 
@@ -37,11 +37,12 @@ def train(
         output: The run folder; by default ``runs/NAME``.
         data: Rows in the place of ``data.train``: a ``datasets.Dataset`` (also streaming), an iterable of mappings of
             columns to values, a mapping of columns to lists, or a tuple of the lists of anchors, positives and, if
-            there are any, hard negatives. What the recipe says of its own data, ``card.language`` and
-            ``card.license``, goes.
+            there are any, hard negatives; or the name of a file or data set. What the recipe says of its own data,
+            ``card.language`` and ``card.license``, goes.
         dev: Graded pairs in the place of ``data.dev``, in the same forms; a tuple has the first sentences, the second
-            and the scores. ``{"retrieval": rows}`` is a retrieval set of pairs or triplets. The run keeps it beside its
-            records, so that it can be measured and proven again.
+            and the scores. ``{"retrieval": rows}`` is a retrieval set of pairs or triplets, ``{"hold_out": 500}`` and
+            the like are as in a recipe, and ``{"sets": {"a": ..., "b": ...}}`` are several. The run keeps what was
+            given beside its records, so that it can be measured and proven again.
         test: The same in the place of ``data.test``.
         overwrite: Whether an earlier run in that folder may be replaced.
         resume: Goes on with a run of this recipe that stands there unfinished, from its last checkpoint, to the result
@@ -62,12 +63,12 @@ def train(
     """
     if overwrite and resume:
         raise InputError("--resume goes on with a run, --overwrite begins it again: choose one")
+    given = {split: _given(one) for split, one in (("dev", dev), ("test", test)) if one is not None}
     if data is not None:
-        recipe = recipe.changed(data__train=Given(data), card__language=[], card__license=None)
-    for split, pairs in (("dev", dev), ("test", test)):
-        if pairs is not None:
-            recipe = recipe.changed(**{f"data__{split}": _given(pairs)})
-    checked(Recipe, **recipe.model_dump())  # a copy with other values may hold what a recipe must not
+        given["train"] = data if isinstance(data, (str, Section)) else Given(data)
+        recipe = recipe.changed(card__language=[], card__license=None)
+    recipe = recipe.changed(data=checked(DataSection, **{**dict(recipe.data), **given}))
+    checked(Recipe, **dict(recipe))  # a copy with other values may hold what a recipe must not
     run = Run(Path(output) if output else Path("runs") / recipe.name)
     if resume:
         check_same(run, recipe)
@@ -85,11 +86,18 @@ def train(
     return Run(run.folder)
 
 
-def _given(rows: Any) -> Given | RetrievalRows:
+def _given(one: Any) -> Any:  # what a recipe's key takes
     """Dev or test as a program hands it over."""
-    if isinstance(rows, Mapping) and rows.keys() == {"retrieval"}:
-        return RetrievalRows(retrieval=Given(rows["retrieval"]))
-    return Given(rows, ("sentence1", "sentence2", "score"))
+    if isinstance(one, (str, Section)):
+        return one
+    if isinstance(one, Mapping) and "sets" in one and isinstance(one["sets"], Mapping):
+        return {"sets": {name: _given(inner) for name, inner in one["sets"].items()}}
+    if isinstance(one, Mapping) and "retrieval" in one:
+        rows = one["retrieval"]
+        return {**one, "retrieval": rows if isinstance(rows, (str, Section)) else Given(rows)}
+    if isinstance(one, Mapping) and form_of(one):
+        return dict(one)
+    return Given(one, ("sentence1", "sentence2", "score"))
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
