@@ -52,6 +52,8 @@ def test_a_task_runs_on_the_revision_that_mteb_names(hub: Hub, tiny_base: Path, 
     cosines = (model.encode(first) * model.encode(second)).sum(axis=1)
     assert found["STSBenchmark"]["main_score"] == pytest.approx(100 * spearmanr(gold, cosines).statistic, abs=1e-6)
     assert found["STSBenchmark"]["metric"] == "cosine_spearman"
+    assert found["STSBenchmark"]["dataset"] == "mteb/stsbenchmark-sts"
+    assert found["STSBenchmark"]["parts"] == {"default_test": found["STSBenchmark"]["main_score"]}
     assert (found["STSBenchmark"]["revision"], found["STSBenchmark"]["version"]) == (revision, mteb.__version__)
     assert missing.startswith("--mteb STS12: ")
     assert "\n" not in missing

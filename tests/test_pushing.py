@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hub import Hub
 from publisher import ALL, Publisher, names
@@ -274,6 +275,43 @@ def test_what_else_a_repository_holds(publisher: Publisher, run: Path):
     assert (answer["changed"], answer["deleted"]) == (["README.md"], ["2_Dense/model.safetensors"])
     assert "2_Dense/model.safetensors" not in published(hub)
     assert commits(hub) == 5
+
+
+def test_scores_on_the_leaderboard_s_tasks_go_with_the_model(publisher: Publisher, run: Path):
+    record = json.loads((run / "evaluation.json").read_text())
+    record["models"][0]["tasks"]["mteb"] = {
+        "STSBenchmark": {
+            "main_score": 81.234567, "metric": "cosine_spearman", "dataset": "mteb/stsbenchmark-sts",
+            "revision": "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "version": "2.26.24",
+            "parts": {"default_test": 81.234567},
+        },
+        "BIOSSES": {"main_score": 70.0, "metric": "cosine_spearman", "revision": "1", "version": "2.0"},  # of before
+    }  # fmt: skip
+    plain = (run / "evaluation.json").read_text()
+    (run / "evaluation.json").write_text(json.dumps(record))
+    answer = publisher("alice/m", run_folder=str(run))
+    assert ".eval_results/STSBenchmark.yaml" in answer["changed"], answer
+    entries = yaml.safe_load(published(publisher.hub)[".eval_results/STSBenchmark.yaml"])
+    assert [entry["dataset"].pop("task_id") for entry in entries] == ["STSBenchmark_default_test", "STSBenchmark"]
+    assert entries[0] == entries[1]
+    note = "Obtained using MTEB v2.26.24"
+    assert entries[0] == {
+        "dataset": {"id": "mteb/stsbenchmark-sts", "revision": "b0fddb56ed78048fa8b90373c8a3cfc37b684831"},
+        "value": 81.23457,
+        "source": {"url": "https://github.com/embeddings-benchmark/mteb/", "name": note},
+        "notes": note,
+    }
+    assert names(publisher("alice/m", run=str(run))) == ALL
+    # What others have added there stays; what is ours and no longer measured goes.
+    assert [path for path in published(publisher.hub) if path.startswith(".eval_results")] == [
+        ".eval_results/STSBenchmark.yaml"
+    ]
+    publisher.hub.add_repo("model", "alice/m", {".eval_results/hle.yaml": b"[]"})
+    (run / "evaluation.json").write_text(plain)
+    answer = publisher("alice/m", run_folder=str(run))
+    assert answer["deleted"] == [".eval_results/STSBenchmark.yaml"], answer
+    assert published(publisher.hub)[".eval_results/hle.yaml"] == b"[]"
+    assert names(publisher("alice/m", run=str(run))) == ALL
 
 
 def test_a_damaged_record_is_named(publisher: Publisher, run: Path):

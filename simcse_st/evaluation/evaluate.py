@@ -339,7 +339,13 @@ def _run_mteb_tasks(model: SentenceTransformer, tasks: Sequence[Any]) -> dict[st
         found[name] = MTEBScore(
             main_score=100 * float(result.get_score()),
             metric=task.metadata.main_score,
+            dataset=task.metadata.dataset["path"],
             revision=result.dataset_revision,
+            parts={
+                f"{part.get('hf_subset', 'default')}_{split}": 100 * float(part["main_score"])
+                for split, parts in result.scores.items()
+                for part in parts
+            },
             version=metadata.version("mteb"),
         )
     return found

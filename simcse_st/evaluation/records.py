@@ -108,8 +108,13 @@ class MTEBScore(Record):
 
     main_score: float
     metric: str
+    dataset: str | None = None
+    """Its id on the Hub."""
     revision: str
+    parts: dict[str, float] = Field(default={})
+    """The score of each part, ``SUBSET_SPLIT``."""
     version: str
+    """Of mteb."""
 
 
 class Tasks(Record):

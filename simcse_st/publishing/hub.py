@@ -42,7 +42,8 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 # What a repository may hold beside a model: it changes nothing about how the model loads.
 HARMLESS = re.compile(
-    r"\.gitattributes|\.gitignore|(.*/)?(LICEN[CS]E|NOTICE)[^/]*|.+\.(md|png|jpe?g|svg|gif|cff)", re.IGNORECASE
+    r"\.gitattributes|\.gitignore|(.*/)?(LICEN[CS]E|NOTICE)[^/]*|\.eval_results/[^/]+|.+\.(md|png|jpe?g|svg|gif|cff)",
+    re.IGNORECASE,
 )
 
 

@@ -56,8 +56,8 @@ class Target:
     files: dict[str, RepoFile] = field(default_factory=dict)
 
 
-def check_folder(run: Run, card: str) -> dict[str, LocalFile]:
-    """The files that are published: the model's, as its run left them, and the card."""
+def check_folder(run: Run, texts: Mapping[str, bytes]) -> dict[str, LocalFile]:
+    """The files that are published: the model's, as its run left them, and what is written for the repository."""
     if not run.recipe.card.license:
         raise InputError(
             f"card.license is not set, and a model without a licence may be used by nobody: choose one, e.g. "
@@ -67,8 +67,10 @@ def check_folder(run: Run, card: str) -> dict[str, LocalFile]:
     for name, path in paths.items():
         if name.endswith(".json"):
             _check_private(run, str(path), path.read_text("utf-8"))
-    _check_private(run, "the card", card)
-    return {**{name: local_file(path) for name, path in paths.items()}, CARD: local_file(card.encode())}
+    for name, text in texts.items():
+        _check_private(run, "the card" if name == CARD else name, text.decode())
+    contents: dict[str, Path | bytes] = {**paths, **texts}
+    return {name: local_file(content) for name, content in contents.items()}
 
 
 def _check_private(run: Run, where: str, text: str) -> None:

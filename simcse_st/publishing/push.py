@@ -28,6 +28,7 @@ from simcse_st.publishing.hub import (
     remote_files,
     status_of,
 )
+from simcse_st.publishing.leaderboard import FOLDER, leaderboard_files
 from simcse_st.publishing.preflight import (
     Target,
     check_folder,
@@ -106,8 +107,9 @@ def push(
 
 def _push(api: HfApi, run: Run, repo_id: str, private: bool, revision: str, create_pr: bool, dry_run: bool) -> Pushed:
     card = compose_card(run, repo_id)
-    files = check_folder(run, card)
-    earlier = [] if dry_run else run.pushes()
+    texts = {CARD: card.encode(), **leaderboard_files(run)}
+    files = check_folder(run, texts)
+    earlier = run.pushes()
     pairs = load_pairs(run)
     with in_one_line(f"{repo_id}: nothing has been pushed"):
         target = find_target(api, repo_id, revision, private, create_pr)
@@ -115,12 +117,13 @@ def _push(api: HfApi, run: Run, repo_id: str, private: bool, revision: str, crea
         others = check_others(api, target, files)
     check_model(run, pairs)
     changed = [name for name, file in files.items() if not file.is_at(target.files.get(name))]
-    stale = [name for name in others if not HARMLESS.fullmatch(name)]
+    ours = {name for push in earlier if push.repo == repo_id for name in push.files if name.startswith(FOLDER)}
+    stale = [name for name in others if name in ours or not HARMLESS.fullmatch(name)]
     record = _record(run, target, files)
     if dry_run:
         return Pushed(record, changed, stale)
     if changed or stale or not target.has_branch:
-        content = {name: card.encode() if name == CARD else run.model_path / name for name in changed}
+        content = {name: texts.get(name, run.model_path / name) for name in changed}
         made = _upload(api, run, target, files, content, stale, create_pr)
     else:
         logger.info("push     nothing has changed")
