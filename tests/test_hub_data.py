@@ -225,6 +225,35 @@ def test_several_data_sets_are_read_as_one_file_of_all_their_rows(
 
 
 @pytest.mark.slow
+def test_a_set_of_nano_beir_is_found_by_its_name(hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path):
+    parts = {
+        "corpus": {"_id": ["d1", "d2", "d3"], "text": ["one", "two", "three"]},
+        "queries": {"_id": ["q1", "q2"], "text": ["first", "second"]},
+        "qrels": {"query-id": ["q1", "q1", "q2"], "corpus-id": ["d1", "d3", "d2"]},
+    }
+    add(
+        hub, "sentence-transformers/NanoBEIR-en",
+        {part: {"NanoMSMARCO": f"{part}/NanoMSMARCO", "NanoNQ": f"{part}/NanoNQ"} for part in parts},
+        {
+            f"{part}/{name}": parquet(columns, dict.fromkeys(columns, TEXT))
+            for part, columns in parts.items() for name in ("NanoMSMARCO", "NanoNQ")
+        },
+    )  # fmt: skip
+    keys = ["snli-sup", f"model.base={tiny_base}", "data.sample=null"]
+    (_, manifest), missing = prepare_all(
+        hub, tmp_path / "home", tmp_path / "out",
+        [[*keys, "data.dev={nano_beir: NanoMSMARCO}"], [*keys, "data.dev={nano_beir: NanoMARCO}"]],
+    )  # fmt: skip
+    dev = manifest["dev"]
+    assert (dev["queries"], dev["passages"], dev["relevant"]) == (2, 3, 3)
+    assert [(one["dataset"], one["config"], one["split"]) for one in dev["sources"]] == [
+        ("sentence-transformers/NanoBEIR-en", part, "NanoMSMARCO") for part in ("corpus", "queries", "qrels")
+    ]
+    assert missing.startswith("sentence-transformers/NanoBEIR-en[corpus, NanoMARCO]: ")
+    assert "NanoMSMARCO" in missing
+
+
+@pytest.mark.slow
 def test_what_the_hub_does_not_have_or_does_not_give(
     hub: Hub, commits: dict[str, str], tiny_base: Path, tmp_path: Path
 ):
