@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simcse_st.card import write_card
     from simcse_st.errors import InputError, RunError
     from simcse_st.evaluation.evaluate import evaluate
+    from simcse_st.mining.mine import mine
     from simcse_st.models import build_model
     from simcse_st.publishing.push import push
     from simcse_st.publishing.verify import verify
@@ -40,6 +41,7 @@ _HOME = {
     "build_model": "models",
     "evaluate": "evaluation.evaluate",
     "load_recipe": "recipes",
+    "mine": "mining.mine",
     "prepare": "training.prepare",
     "push": "publishing.push",
     "train": "training.train",
@@ -62,6 +64,7 @@ __all__ = [
     "build_model",
     "evaluate",
     "load_recipe",
+    "mine",
     "prepare",
     "push",
     "train",

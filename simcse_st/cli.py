@@ -145,6 +145,66 @@ def prepare(
 
 
 @app.command()
+def mine(
+    data: Annotated[str, typer.Argument(metavar="FILE_OR_DATASET", help="Pairs or triplets, in any form.")],
+    model: Annotated[str, typer.Option("--with", metavar="MODEL", help="What finds them, as evaluate takes it.")],
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder of what is written.")],
+    corpus: Annotated[
+        str | None, typer.Option("--corpus", metavar="FILE", help="Sentences to look through beside the positives.")
+    ] = None,
+    negatives: Annotated[int, typer.Option("--negatives", metavar="N", help="How many an anchor gets at most.")] = 3,
+    relative_margin: Annotated[
+        str,
+        typer.Option("--relative-margin", metavar="X", help="By which share a positive must beat them, or none."),
+    ] = "0.05",
+    max_score: Annotated[
+        float | None, typer.Option("--max-score", metavar="X", help="How similar they may be at most.")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option("--range", metavar="A:B", help="Where in the ranking, after the first A and up to B.")
+    ] = None,
+    cross_encoder: Annotated[
+        str | None, typer.Option("--cross-encoder", metavar="MODEL", help="Scores what was found again.")
+    ] = None,
+    keep_own: Annotated[bool, typer.Option("--keep-own/--drop-own", help="Whether a row's own ones stay.")] = True,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="data.KEY=VALUE", help="How to read the data.")
+    ] = None,
+    overwrite: _Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted call.")] = False,
+) -> None:
+    """Find hard negatives for pairs; every row stays."""
+    _go_on_with("the same command and --resume", overwrite)
+    from simcse_st.mining import mine as mining
+    from simcse_st.recipes import load_recipe
+    from simcse_st.run import read_record
+
+    for override in overrides or ():
+        if not override.strip().startswith("data."):
+            raise InputError(f"--set {override}: only data.KEY=VALUE means something here")
+    first, last = _range(ranks)
+    section = load_recipe("quickstart", overrides or (), data=data).data
+    mining.mine(
+        section.model_copy(update={"expect": None}),
+        model,
+        corpus=corpus,
+        negatives=negatives,
+        relative_margin=None if relative_margin == "none" else _number("--relative-margin", relative_margin),
+        max_score=max_score,
+        first=first,
+        last=last,
+        cross_encoder=cross_encoder,
+        keep_own=keep_own,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+    )
+    mined = read_record(output / mining.Mined.FILE, mining.Mined)
+    print_tables([mining.mined_table(mined)])
+    _print(f"{output / mining.MINED_FILE}: {mined.rows:,} rows; look at {output / mining.EXAMPLES_FILE} first")
+
+
+@app.command()
 def evaluate(
     models: Annotated[
         list[str],
@@ -305,6 +365,24 @@ def _numbers(option: str, text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text}: give whole numbers with commas between them, e.g. 42,43,44") from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{option} {text}: give a number, or none") from None
+
+
+def _range(text: str | None) -> tuple[int, int | None]:
+    """The two ends of ``--range``."""
+    first, colon, last = (text or "0:").partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first or 0), int(last) if last else None
+    except ValueError:
+        raise InputError(f"--range {text}: give two whole numbers with a colon between them, e.g. 10:100") from None
 
 
 def _print(text: str) -> None:

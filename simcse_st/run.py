@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -276,13 +276,14 @@ def locked(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def check_free(folder: Path, overwrite: bool, *, resumable: bool = False) -> None:
+def check_free(folder: Path, overwrite: bool, *, resumable: bool = False, records: Sequence[str] = (RECIPE,)) -> None:
     """Makes sure that nothing in a folder is lost unasked.
 
     Args:
         folder: The folder.
         overwrite: Whether what a command left there may be replaced, or gone on with.
         resumable: Whether ``--resume`` is a way to go on.
+        records: By what a folder of the command is known.
     """
     # All that is there of a command that was killed as it began.
     begun = {_LOCK, _HOLDER, f"{RECIPE}.part"}
@@ -291,8 +292,8 @@ def check_free(folder: Path, overwrite: bool, *, resumable: bool = False) -> Non
     if not overwrite:
         on = "go on with --resume, " if resumable else ""
         raise InputError(f"{folder} exists already: choose another --output, {on}or replace it with --overwrite")
-    if not Run(folder).is_begun:
-        raise InputError(f"{folder} is no run folder (it has no {RECIPE}): choose another --output")
+    if not any((folder / record).exists() for record in records):
+        raise InputError(f"{folder} is no folder of this command (it has no {records[0]}): choose another --output")
 
 
 def check_group(folder: Path, record: str, *prefixes: str) -> None:

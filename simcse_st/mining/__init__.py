@@ -1,0 +1,1 @@
+"""Pairs -> pairs with hard negatives that a model found."""
