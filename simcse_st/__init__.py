@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simcse_st.card import write_card
     from simcse_st.errors import InputError, RunError
     from simcse_st.evaluation.evaluate import evaluate
+    from simcse_st.evaluation.search import search
     from simcse_st.mining.mine import mine
     from simcse_st.models import build_model
     from simcse_st.publishing.push import push
@@ -44,6 +45,7 @@ _HOME = {
     "mine": "mining.mine",
     "prepare": "training.prepare",
     "push": "publishing.push",
+    "search": "evaluation.search",
     "train": "training.train",
     "train_seeds": "training.experiments",
     "verify": "publishing.verify",
@@ -67,6 +69,7 @@ __all__ = [
     "mine",
     "prepare",
     "push",
+    "search",
     "train",
     "train_seeds",
     "verify",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -262,6 +263,37 @@ def evaluate(
 
 
 @app.command()
+def search(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, folder or hub id.")],
+    queries: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUERY]...", help="What to look for; without any, each line typed.")
+    ] = None,
+    sentences: Annotated[
+        str, typer.Option("--in", metavar="FILE_OR_DATASET", help="Where to look; of a run also dev or test.")
+    ] = "dev",
+    beside: Annotated[
+        list[str] | None, typer.Option("--beside", metavar="MODEL", help="Another model, side by side.")
+    ] = None,
+    queries_file: Annotated[
+        Path | None, typer.Option("--queries", metavar="FILE", help="A file of queries, one a line.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", help="How many answers.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a query.")] = False,
+) -> None:
+    """Find the sentences nearest to a query."""
+    from simcse_st.evaluation import search as searching
+
+    asked = [*(queries or ()), *(_lines(queries_file) if queries_file else ())]
+    indexes = searching.open_indexes([model, *(beside or ())], sentences)
+    for query in asked or _typed():
+        found = searching.answer(indexes, query, top)
+        if as_json:
+            _print(found.model_dump_json())
+        else:
+            print_tables([searching.answers_table(found)])
+
+
+@app.command()
 def card(
     run: _RunFolder,
     overrides: Annotated[
@@ -365,6 +397,26 @@ def _numbers(option: str, text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise InputError(f"{option} {text}: give whole numbers with commas between them, e.g. 42,43,44") from None
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that are not blank."""
+    try:
+        return [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def _typed() -> Iterator[str]:
+    """The lines of the standard input that are not blank, with a prompt on a terminal."""
+    while True:
+        if sys.stdin.isatty():
+            print("query> ", end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            return
+        if line.strip():
+            yield line.strip()
 
 
 def _number(option: str, text: str) -> float:

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 RECIPE, HISTORY, CARD = "recipe.yaml", "history.jsonl", "README.md"
-EVALUATION, TENSORBOARD = "evaluation.json", "tensorboard"
+EVALUATION, TENSORBOARD, INDEX = "evaluation.json", "tensorboard", "index"
 _LOCK, _HOLDER = ".lock", ".lock-holder"
 # All that any command leaves in a folder of its own beside the recipe. The results go first: what is half removed must
 # not look like a finished run.
 _LEFT = (
     "results.json", "manifest.json", "environment.json", HISTORY, EVALUATION, "push.json",
-    "dev.jsonl", "test.jsonl", "dev", "test", "train.jsonl", "figures", TENSORBOARD, "model", "checkpoints",
+    "dev.jsonl", "test.jsonl", "dev", "test", "train.jsonl", "figures", INDEX, TENSORBOARD, "model", "checkpoints",
 )  # fmt: skip
 _PACKAGES = (
     "simcse-st", "sentence-transformers", "transformers", "torch", "datasets", "huggingface_hub", "scipy", "numpy",
