@@ -226,7 +226,7 @@ def test_runs_are_not_overwritten_unless_asked(recipe: Recipe, tmp_path: Path):
     precious = tmp_path / "thesis"
     precious.mkdir()
     (precious / "chapter1.tex").touch()
-    with pytest.raises(InputError, match="is no run folder"):
+    with pytest.raises(InputError, match="is no folder of this command"):
         train(recipe, precious, overwrite=True)
     assert (precious / "chapter1.tex").exists()
 
