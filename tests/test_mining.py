@@ -139,7 +139,8 @@ def test_a_cross_encoder_ranks_anew(tiny_base: Path, tiny_model: SentenceTransfo
     BertForSequenceClassification(config).save_pretrained(tmp_path / "judge")
     tiny_model.tokenizer.save_pretrained(tmp_path / "judge")
     judge = CrossEncoder(str(tmp_path / "judge"))
-    rows = [{"anchor": row["anchor"], "positive": row["positive"]} for row in pairs(30)]
+    # No anchor is a passage: before 6.3 the stock function took it for a negative of itself here.
+    rows = [{"anchor": f"of {row['anchor']}", "positive": row["positive"]} for row in pairs(30)]
     stock = mine_hard_negatives(
         Dataset.from_list(rows), tiny_model, cross_encoder=judge, num_negatives=2, relative_margin=0.01,
         output_format="labeled-pair", verbose=False,

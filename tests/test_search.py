@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def brute_force(folder: Path, query: str, texts: list[str], top: int) -> list[tuple[str, float]]:
     model = SentenceTransformer(str(folder))
     vectors = model.encode(texts, normalize_embeddings=True)
-    scores = vectors @ model.encode([query], normalize_embeddings=True)[0]
+    scores = (vectors @ model.encode([query], normalize_embeddings=True)[0]).round(6)
     return [(texts[number], float(scores[number])) for number in np.argsort(-scores, kind="stable")[:top]]
 
 

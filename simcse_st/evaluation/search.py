@@ -62,9 +62,9 @@ class Index:
     def search(self, query: str, top: int) -> list[Answer]:
         """The sentences nearest to a query; of equally near ones the first comes first."""
         (vector,) = self.model.encode_query([query], normalize_embeddings=True, show_progress_bar=False)
-        scores = np.concatenate(
-            [self.embeddings[begin : begin + _BLOCK] @ vector for begin in range(0, len(self.sentences), _BLOCK)]
-        )
+        blocks = range(0, len(self.sentences), _BLOCK)
+        # Rounded, since single precision has no more digits: what is equal but for these is equally near.
+        scores = np.concatenate([self.embeddings[begin : begin + _BLOCK] @ vector for begin in blocks]).round(6)
         top = min(top, len(scores))
         least = np.partition(scores, len(scores) - top)[len(scores) - top]
         candidates = np.flatnonzero(scores >= least)  # also those that are as near as the last one
