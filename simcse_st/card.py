@@ -176,11 +176,17 @@ def _evaluation_of(run: Run) -> Evaluation | None:
 
 
 def _is_comparable(model: MeasuredModel, own: MeasuredModel) -> bool:
-    """Whether a model is public, and measured on the same pairs. A folder's name is its owner's business."""
+    """Whether a model is public, and measured on the same pairs by the same metric.
+
+    A folder's name is its owner's business.
+    """
     if not model.revision and not model.name.startswith(PACKAGE_SCHEME):
         return False
     scores = [(model.tasks.split(split), own.tasks.split(split)) for split in SPLITS]
-    return all(one and other and one.pairs_sha256 == other.pairs_sha256 for one, other in scores)
+    return all(
+        one and other and one.pairs_sha256 == other.pairs_sha256 and other.metric in one.metrics
+        for one, other in scores
+    )
 
 
 def _has_what_is_shown(model: MeasuredModel, tasks: Tasks) -> bool:

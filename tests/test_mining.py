@@ -151,6 +151,10 @@ def test_a_cross_encoder_ranks_anew(tiny_base: Path, tiny_model: SentenceTransfo
             expected[row["anchor"]].append(row["positive"])
     mined = mine(rows, tiny_model, cross_encoder=tmp_path / "judge", negatives=2, relative_margin=0.01)
     assert {row["anchor"]: row["negative"] for row in mined} == expected
+    config.num_labels = 3
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "judge")
+    with pytest.raises(InputError, match="judge: must give a pair one score, not 3"):
+        mine(rows, tiny_model, cross_encoder=tmp_path / "judge")
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])
@@ -182,8 +186,16 @@ def test_it_goes_on_where_it_was_interrupted(
     assert all((tmp_path / "mined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes() for name in names)
     # Of a finished one it gives the result.
     assert list(mine(rows, tiny_model, output=tmp_path / "mined", resume=True)) == list(whole)
-    with pytest.raises(InputError, match="--resume: .*mined is of another call"):
-        mine(rows, tiny_model, output=tmp_path / "mined", negatives=2, resume=True)
+    for other, name in (({"negatives": 2}, "looked_at, negatives"), ({"corpus": ["a b"]}, "passages_sha256")):
+        with pytest.raises(InputError, match=rf"--resume: .*mined is of another call \({name} differs\)"):
+            mine(rows, tiny_model, output=tmp_path / "mined", resume=True, **other)
+    # One that is replaced does not look finished before it is.
+    with monkeypatch.context() as patch:
+        patch.setattr(nearest, "_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine(rows, tiny_model, output=tmp_path / "mined", overwrite=True)
+    assert [path.name for path in (tmp_path / "mined").iterdir()] == [".search"]
+    assert list(mine(rows, tiny_model, output=tmp_path / "mined", resume=True)) == list(whole)
 
 
 def test_the_command(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

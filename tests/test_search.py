@@ -76,6 +76,19 @@ def test_a_run_and_another_model_side_by_side(tiny_recipe: Recipe, tiny_base: Pa
     assert not (run.folder / "index").exists()
 
 
+def test_two_models_of_one_name_are_both_shown(saved: Path, tiny_base: Path, tmp_path: Path):
+    other = tmp_path / "other" / saved.parent.name / "model"
+    model = SentenceTransformer(str(saved))
+    model.truncate_dim = 4
+    model.save_pretrained(str(other))
+    (found,) = search([saved, other], TEXTS, ["a b c"], top=3)
+    assert len(found.by_model) == 2
+    one, two = found.by_model
+    assert two == f"{one} (2)"
+    first, second = found.by_model.values()
+    assert first != second
+
+
 def test_the_command(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     data = jsonl(tmp_path / "pairs.jsonl", [{"anchor": TEXTS[i], "positive": TEXTS[i + 20]} for i in range(20)])
     (tmp_path / "queries.txt").write_text(f"{TEXTS[3]}\n\nsome words\n")
@@ -116,6 +129,7 @@ def test_what_cannot_be_used_is_said(
     )
     assert _run() == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "cache").exists()  # known before anything is embedded
 
 
 def test_a_broken_index_is_named(saved: Path, cache: Path):

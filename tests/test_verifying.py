@@ -119,9 +119,17 @@ def test_a_copy_that_comes_badly(fault: dict, outcome: Any, published: Publisher
     assert names(published("alice/m", run=str(run))) == ALL
 
 
+def other_pearson(card: bytes) -> bytes:
+    """The card with another score than the one that counts."""
+    before, metric, after = card.rpartition(b"type: pearson_cosine")
+    assert metric
+    return before + metric + after.replace(b"value: 0.", b"value: 0.9", 1)
+
+
 @pytest.mark.parametrize(
     ("path", "change", "failed", "says"),
     [
+        ("README.md", other_pearson, ["score"], "Pearson x100 "),
         ("1_Pooling/config.json", replace("cls", "mean"), ["files"], "1_Pooling/config.json is not the one that the card names"),
         ("evil.py", lambda _: b"import os", ["files"], "evil.py is none of those that the card names"),
         ("README.md", replace("metric", "metrik"), ["card"], "README.md states no test score"),

@@ -62,8 +62,8 @@ def evaluate(
             uniformity, and of run folders the dev score and the loss over the steps.
         mteb: Names of tasks of the MTEB leaderboard to run too.
         device: Where to compute.
-        truncate_dims: Sizes to which embeddings are cut for further scores on dev and test; by default those of a run
-            folder's ``loss.matryoshka``.
+        truncate_dims: Sizes to which embeddings are cut for further scores on dev and test, beside those of the run
+            folders' ``loss.matryoshka`` that a model has.
 
     Raises:
         InputError: A task, a model or data that cannot be used.
@@ -153,15 +153,16 @@ def _evaluate(
     metrics: dict[str, str] = {
         split: metric for split in SPLITS if split not in places and (metric := _metric_of_runs(found, split))
     }
-    of_runs = next((model.run.recipe.loss.matryoshka or () for model in found if model.run), ())
+    of_runs = {size for model in found if model.run for size in model.run.recipe.loss.matryoshka or ()}
     measured: list[MeasuredModel] = []
     dev_cosines: dict[str, list[float]] = {}
     for located in found:
         model = load_model(located, device)
         name = located.name if located.name not in dev_cosines else f"{located.name} ({len(dev_cosines) + 1})"
         try:
-            fitting = sizes or [size for size in of_runs if size <= (model.get_embedding_dimension() or 0)]
-            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data, metrics, fitting)
+            fitting = {size for size in of_runs if size <= (model.get_embedding_dimension() or 0)}
+            every = sorted(fitting.union(sizes), reverse=True)
+            one, dev_cosines[name] = _measure(name, located.revision, model, tasks, data, metrics, every)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         if leaderboard:

@@ -16,7 +16,7 @@ from torch import Tensor
 from simcse_st.data.files import digest_of
 from simcse_st.data.held_out import HeldOut, RetrievalSet, parts_of
 from simcse_st.data.sts import GradedPairs
-from simcse_st.errors import InputError
+from simcse_st.errors import InputError, nearest
 from simcse_st.evaluation.embedding import Embedder, embed
 from simcse_st.evaluation.metrics import (
     alignment,
@@ -329,10 +329,15 @@ def scores_of(held_out: HeldOut, metric: str | None, metrics: Mapping[str, float
         held_out: The set.
         metric: The metric that counts; by default that of the first set's kind.
         metrics: All of them.
+
+    Raises:
+        InputError: The metric that counts is not among them, as that of a size which the model does not have.
     """
     name, first = next(iter(parts_of(held_out).items()))
     default = (RETRIEVAL_METRICS if isinstance(first, RetrievalSet) else GRADED_METRICS)[0]
     chosen = metric or (f"{name}/{default}" if name else default)
+    if chosen not in metrics:
+        raise InputError(f"no {chosen}: {nearest(chosen, metrics)}")
     of_chosen = parts_of(held_out).get(chosen.partition("/")[0]) or held_out
     return Scores(metric=chosen, n=len(of_chosen), pairs_sha256=held_out.facts.pairs_sha256, **metrics)
 

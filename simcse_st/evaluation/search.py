@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,25 @@ def search(
         >>> found.by_model["runs/quickstart"][0].text
         'Someone is having a meal.'
     """
+    check_asked(queries, top)
     indexes = open_indexes(models, sentences, device=device)
     return [answer(indexes, query, top) for query in queries]
 
 
-def answer(indexes: Sequence[Index], query: str, top: int) -> Answers:
-    """What each index has for a query.
+def check_asked(queries: Sequence[str], top: int) -> None:
+    """Makes sure, before anything is embedded, that there can be answers.
 
     Raises:
-        InputError: The query is blank, or fewer than one answer is asked for.
+        InputError: A query is blank, or fewer than one answer is asked for.
     """
     if top < 1:
         raise InputError(f"--top {top}: ask for one answer at least")
-    if not query.strip():
+    if not all(query.strip() for query in queries):
         raise InputError("a query must be a sentence, not blank")
+
+
+def answer(indexes: Sequence[Index], query: str, top: int) -> Answers:
+    """What each index has for a query."""
     return Answers(query=query, by_model={index.name: index.search(query, top) for index in indexes})
 
 
@@ -131,7 +136,12 @@ def open_indexes(
     found = [locate_model(name) for name in names]
     texts = _sentences(found[0], sentences)
     digest = hashlib.sha256(b"".join(map(digest_of, texts))).hexdigest()
-    return [_index(located, texts, digest, device) for located in found]
+    indexes: list[Index] = []
+    for located in found:
+        same = sum(located.name == other.name for other in found[: len(indexes)])
+        name = f"{located.name} ({same + 1})" if same else located.name
+        indexes.append(replace(_index(located, texts, digest, device), name=name))
+    return indexes
 
 
 def answers_table(found: Answers) -> Table:

@@ -81,13 +81,11 @@ class Mined(Record):
     train: TrainFacts
     """The rows that were given."""
     model: str
-    model_sha256: str
-    cross_encoder: str | None = None
     corpus: list[Source]
     """Where passages come from beside the positives."""
     passages: int
-    settings: dict[str, Any]
-    keep_own: bool
+    asked: dict[str, Any]
+    """What the result depends on: the rows, the passages and the model by their checksums, and the options."""
     rows: int
     rows_with_mined: dict[str, int]
     """How many rows got so many mined hard negatives."""
@@ -211,14 +209,6 @@ def _mine(
 ) -> Dataset:
     told, sources = _read_corpus(corpus)
     data = load_training_data(section)
-    name = str(model) if isinstance(model, (str, Path)) else "a loaded model"
-    if resume and (folder / Mined.FILE).is_file():
-        before = read_record(folder / Mined.FILE, Mined)
-        was = before.train.prepared_sha256, before.model, before.settings, before.keep_own
-        if was != (data.facts.prepared_sha256, name, settings.model_dump(), keep_own):
-            raise InputError(f"--resume: {folder} is of another call: choose another --output, or --overwrite it")
-        logger.info("resume   %s is finished: its rows stand", folder)
-        return load_training_data(DataSection(train=str(folder / MINED_FILE))).dataset
     texts = _Texts.of(data, told)
     from simcse_st.identity import describe_model  # and with it torch
     from simcse_st.mining.nearest import find_nearest
@@ -226,19 +216,31 @@ def _mine(
     located = locate_model(model) if isinstance(model, (str, Path)) else None
     loaded: Any = load_model(located, device) if located else model
     judge = _load_cross_encoder(cross_encoder, device) if cross_encoder else None
-    facts = describe_model(loaded)
-    logger.info("mine     %d anchors among %d passages", len(texts.anchors), len(texts.passages))
-    if data.facts.labels:
-        logger.warning("mine     captions paraphrase each other: look at %s before you train on these", EXAMPLES_FILE)
     last, looked_at = settings.depth(texts.most)
     key = {
         "prepared_sha256": data.facts.prepared_sha256,
         "passages_sha256": hashlib.sha256(b"".join(map(digest_of, texts.passages))).hexdigest(),
-        "model_sha256": facts.model_sha256,
+        "model_sha256": describe_model(loaded).model_sha256,
         "looked_at": looked_at,
     }
-    if not resume:
+    judged_by = str(cross_encoder) if cross_encoder else None
+    asked = {**key, **settings.model_dump(), "cross_encoder": judged_by, "keep_own": keep_own}
+    if resume and (folder / Mined.FILE).is_file():
+        before = read_record(folder / Mined.FILE, Mined).asked
+        if differing := [name for name in asked if before.get(name) != asked[name]]:
+            raise InputError(
+                f"--resume: {folder} is of another call ({', '.join(differing)} differs): choose another --output, or "
+                "--overwrite it"
+            )
+        logger.info("resume   %s is finished: its rows stand", folder)
+        return load_training_data(DataSection(train=str(folder / MINED_FILE))).dataset
+    if not resume:  # first the record: what is half replaced must not look finished
+        for old in (Mined.FILE, MINED_FILE, EXAMPLES_FILE):
+            (folder / old).unlink(missing_ok=True)
         shutil.rmtree(folder / SEARCH, ignore_errors=True)
+    logger.info("mine     %d anchors among %d passages", len(texts.anchors), len(texts.passages))
+    if data.facts.labels:
+        logger.warning("mine     captions paraphrase each other: look at %s before you train on these", EXAMPLES_FILE)
     nearest = find_nearest(loaded, texts.anchors, texts.passages, texts.positives, looked_at, folder / SEARCH, key)
     taken = dict.fromkeys(("anchor_or_positive", "relative_margin", "max_score", "first"), 0)
     found = dict(zip(texts.anchors, _filtered(settings, texts, nearest, last, judge, taken), strict=True))
@@ -246,13 +248,10 @@ def _mine(
     counts = Counter(len(_of_row(found[anchor], own, keep_own)) for anchor, _, own in data.rows())
     manifest = Mined(
         train=data.facts,
-        model=name,
-        model_sha256=facts.model_sha256,
-        cross_encoder=Path(cross_encoder).name if cross_encoder else None,
+        model=located.name if located else "a loaded model",
         corpus=sources,
         passages=len(texts.passages),
-        settings=settings.model_dump(),
-        keep_own=keep_own,
+        asked=asked,
         rows=len(data),
         rows_with_mined={str(number): counts[number] for number in sorted(counts)},
         candidates=int((nearest.passages >= 0).sum()),
@@ -286,9 +285,12 @@ def _load_cross_encoder(name: str | Path, device: str | None) -> CrossEncoder:
     from sentence_transformers import CrossEncoder
 
     try:
-        return CrossEncoder(resolve(str(name)), device=device)
+        found = CrossEncoder(resolve(str(name)), device=device)
     except Exception as error:  # of many classes, from the hub's to those about what stands in the folder
         raise InputError(f"--cross-encoder {name}: {one_line(error)}") from error
+    if found.num_labels != 1:
+        raise InputError(f"--cross-encoder {name}: must give a pair one score, not {found.num_labels}")
+    return found
 
 
 def _filtered(

@@ -20,7 +20,7 @@ from simcse_st.console import quiet_bars
 from simcse_st.data.held_out import HeldOut, check_held_out, load_held_out, parts_of
 from simcse_st.data.sources import PACKAGE_SCHEME
 from simcse_st.encoders import check_encoder, takes
-from simcse_st.errors import InputError, one_line
+from simcse_st.errors import InputError, listed, one_line
 from simcse_st.evaluation.tables import metric_name
 from simcse_st.identity import describe_model, weights_sha256
 from simcse_st.publishing.hub import (
@@ -314,7 +314,8 @@ def _check_score(stated: Stated, model: SentenceTransformer, run: Run | None, pa
             continue
         given = parts_of(pairs).get(one.of_set) if pairs else load_held_out(_place_of(one, run), "test")
         if given is None:
-            raise InputError(f"--test: the card's scores are of several sets: give {{sets: {{{one.of_set}: ...}}}}")
+            sets = listed(dict.fromkeys(each.of_set for each in stated.tests if each.of_set)) or "one without a name"
+            raise InputError(f"--test: the sets of the card's scores are {sets}: give these")
         sha256, wanted = given.facts.pairs_sha256, (one.entry.dataset_args or {}).get("pairs_sha256")
         if sha256 != wanted:
             return Check("score", False, f"these {given.facts.size} (SHA-256 {sha256}) are not the card's ({wanted})")
