@@ -73,7 +73,8 @@ def model_sha256(model: SentenceTransformer) -> str:
     """SHA-256 over all that makes a model's embeddings.
 
     These are the weights, the kinds and settings of the modules, the encoder's configuration, the tokenizer, the
-    length, the prompts and a size to which embeddings are cut; not where they are, nor which release of the libraries wrote them.
+    length, the prompts and the size to which embeddings are cut; not where they are, nor which release of the
+    libraries wrote them.
     """
     parts: list[Any] = [model.max_seq_length, model.prompts, model.default_prompt_name]
     if model.truncate_dim is not None:
