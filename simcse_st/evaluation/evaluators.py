@@ -251,10 +251,11 @@ class HeldOutEvaluator:
             place: The row of each text.
         """
         metrics: dict[str, float] = {}
+        width = embeddings.shape[1]
         for size in self.sizes:
-            if size is not None and not 0 < size <= embeddings.shape[1]:
-                raise InputError(f"embeddings of {embeddings.shape[1]} dimensions cannot be cut to {size}")
-            cut = embeddings if size is None else F.normalize(embeddings[:, :size], dim=1)
+            if size is not None and not 0 < size <= width:
+                raise InputError(f"embeddings of {width} dimensions cannot be cut to {size}")
+            cut = embeddings if size in (None, width) else F.normalize(embeddings[:, :size], dim=1)
             for prefix, one, evaluator in self._parts:
                 found = evaluator.score(cut, place) if evaluator else _correlations(one, cut, place)
                 prefix = prefix if size is None else f"{prefix}{size}/"
