@@ -119,7 +119,8 @@ def test_a_run_scores_each_size(tiny_recipe: Recipe, tmp_path: Path):
     before, after = results.base_metrics["test"]["16/spearman"], results.test.metrics["16/spearman"]
     row = next(line for line in card.splitlines() if line.startswith("| Spearman at 16 dimensions |"))
     assert row.endswith(f"| {before:.2f} | **{after:.2f}** |")
-    assert "Spearman at 8 dimensions correlation of cosine similarity with gold scores, x100." in card
+    assert "\nSpearman correlation of cosine similarity with gold scores, x100.\n" in card
+    assert "\nThe dev score of the first table is Spearman at 8 dimensions.\n" in card
     assert "truncate_dim=8" in card
     assert "Matryoshka Representation Learning" in card
     stated = {
